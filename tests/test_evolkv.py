@@ -18,7 +18,7 @@ from edgekv import methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods import budget
 from edgekv_lab.makers import evolkv, training
-from edgekv_lab.makers.evolkv import Scores, SearchPlan
+from edgekv_lab.makers.evolkv import Scores, Search, SearchPlan
 from tests.cli import refused, typed
 
 pytest.importorskip("cma")
@@ -330,7 +330,7 @@ def test_contained_answers_are_counted(llm):
 def test_layers_with_a_sliding_window_take_no_part(tiny):
     llm = evolkv.load(str(tiny("gemma3")), 2048, n_threads=1)
     task = training.Training(llm, examples(llm, 1), True, "likelihood")
-    profile = evolkv.make(task, 60, group=2, generations=1, population=3)
+    profile = evolkv.make(task, 60, Search(group=2, generations=1, population=3))
     assert profile.heads.tolist() == [[False], [True], [False], [True]]
 
 
@@ -340,10 +340,7 @@ def test_a_profile_of_the_engine_is_found_again_and_used(llm, tmp_path):
     profile = evolkv.make(
         task,
         60,
-        group=2,
-        generations=2,
-        population=4,
-        seed=5,
+        Search(group=2, generations=2, population=4, seed=5),
         partial=tmp_path / "p.partial",
         report=points.append,
         command="c",
@@ -368,9 +365,7 @@ def test_where_no_answer_is_found_no_profile_is_made(llm):
         evolkv.make(
             training.Training(llm, hopeless, True, "contained"),
             60,
-            group=3,
-            generations=1,
-            population=3,
+            Search(group=3, generations=1, population=3),
         )
 
 

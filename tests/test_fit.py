@@ -81,6 +81,32 @@ def test_a_point_of_a_fast_prefill_has_them_too(tiny, text, name):
     )
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+def test_a_point_within_a_limit_has_the_rows_that_stay_then(tiny, text, name, kind):
+    with Blueprint(str(tiny(name)), n_ubatch=256) as blueprint:
+        plan = Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX), n_ubatch=256)
+        half = plan.point(N_CTX, 0.5, (kind, kind), "auto")
+        limit = half.kv + half.tail
+        plan = Planner(blueprint, methods.get("snapkv"), replace(plan.wish, memory=limit), 256)
+        point = plan.point(N_CTX, 1.0, (kind, kind), "auto")
+        report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0).text()
+    llm = load(tiny(name), kind, kv_memory=limit, kv_hidden="auto", n_ctx=N_CTX, after=text(N_CTX))
+    stats = llm.kv_stats()
+    assert (point.n_kept, point.kv, point.hidden) == (stats.n_kept, stats.n_bytes, stats.hidden)
+    assert point.kv + point.tail <= limit and point.ratio == pytest.approx(stats.ratio, abs=1e-3)
+    assert stats.n_bytes_peak <= point.peak - point.weights - point.compute
+    assert "--kv-ratio" not in point.command("m", False)
+    assert "--kv-fast-prefill" not in point.command("m", False)
+    assert "of the tokens" in report and "quality: not measured" in report
+
+
+def test_a_limit_that_holds_everything_changes_no_point():
+    usual, wide = planner(2**40).best(4096), planner(2**40, memory=2**40).best(4096)
+    assert (usual.ratio, usual.n_kept) == (wide.ratio, wide.n_kept) == (1.0, 4096)
+    assert not wide.limited
+
+
 def test_memory_for_products_is_bounded_in_the_plan_too(demo_model):
     with Blueprint(str(demo_model)) as blueprint:
         plans = [
@@ -403,6 +429,14 @@ def test_the_command_prints_a_plan_and_the_command_line(tiny):
     assert done.exit_code == 0, done.output
     assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
     assert "(1: all)" in done.stdout and re.search(r"^4,096 +1: \d+\.\d MiB", done.stdout, re.M)
+
+
+def test_a_limit_for_the_cache_is_planned_for_and_typed(tiny):
+    line = f"-m {tiny('llama-gqa')} --memory 2GiB -c 4096 --kv-method snapkv --json"
+    best = json.loads(call(line + " --kv-memory 1MiB").stdout)["best"]
+    assert best["kv"] + best["tail"] <= 2**20 and best["n_kept"] < 4096
+    assert best["command"].endswith(" --kv-memory 1048576")
+    assert "kv_memory" in refused(call(line + " --kv-memory 1KiB"))
 
 
 @pytest.mark.parametrize("option", ["--kv-window", "--kv-tail"])

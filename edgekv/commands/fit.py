@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +18,7 @@ from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
-from edgekv.commands.options import kv_option
+from edgekv.commands.options import grouped, kv_option
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import AUTO_STORES, COUNT, size
 from edgekv.errors import BadInput
@@ -39,7 +39,7 @@ docs/results/fit.md has the plans that it makes beside the peaks.
 """
 
 
-PLANNED = ("window", "tail", "prefill_memory", "fast_prefill")
+PLANNED = ("window", "tail", "memory", "prefill_memory", "fast_prefill")
 """Options of the cache that are planned for; each is a field of `edgekv.memory.fit.Wish`."""
 
 
@@ -67,83 +67,98 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     return sorted({check_ratio(x.strip()) for x in value.split(",")}, reverse=True)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What to plan for. Fields are the options' names."""
+
+    memory_bytes: int | None
+    margin_bytes: int
+    device: str | None
+    ctx_size: int | None
+    cache_type_k: str | None
+    cache_type_v: str | None
+    ubatch_size: int
+    shares: list[float]
+    kv_method: str
+
+
+wanted_options = grouped(
+    "wanted",
+    Wanted,
+    (
+        option(
+            "--memory memory_bytes",
+            default="auto",
+            metavar="SIZE",
+            callback=memory,
+            help="Memory that may be used, such as 6GiB; auto: what is free now.",
+        ),
+        option(
+            "--margin margin_bytes",
+            default="1GiB",
+            metavar="SIZE",
+            callback=margin,
+            help="Memory of it to leave alone.",
+        ),
+        option(
+            "--device",
+            metavar="NAME",
+            help="Device that holds weights and cache, as 'edgekv info' names it; without it the"
+            " first GPU, else the CPU.",
+        ),
+        option(
+            "-c --ctx-size",
+            type=COUNT,
+            metavar="N",
+            help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if"
+            " less.",
+        ),
+        option(
+            "-ctk --cache-type-k",
+            type=click.Choice(CACHE_TYPES),
+            help=(
+                "Type of the K cache; without it f16, then q8_0, then q4_0 are tried; below ratio 1"
+                f" --kv-method {AUTO_STORES}."
+            ),
+        ),
+        option(
+            "-ctv --cache-type-v",
+            type=click.Choice(CACHE_TYPES),
+            help="Type of the V cache; without it as the K cache.",
+        ),
+        option(
+            "-ub --ubatch-size",
+            type=COUNT,
+            default=N_UBATCH,
+            metavar="N",
+            help="Physical batch size.",
+        ),
+        option(
+            "--ratios shares",
+            default="1,0.5,0.3,0.2,0.1",
+            metavar="RS",
+            callback=ratios,
+            help="Shares of the cache to try.",
+        ),
+        option(
+            "--kv-method kv_method",
+            default="auto",
+            metavar="NAME",
+            help="Method that is going to be used: some read more than the prompt.",
+        ),
+    ),
+)
+
+
 @click.command(
     "fit", short_help="Say which contexts fit into memory, at which ratio and cache type."
 )
 @model_named()
-@option(
-    "--memory memory_bytes",
-    default="auto",
-    metavar="SIZE",
-    callback=memory,
-    help="Memory that may be used, such as 6GiB; auto: what is free now.",
-)
-@option(
-    "--margin margin_bytes",
-    default="1GiB",
-    metavar="SIZE",
-    callback=margin,
-    help="Memory of it to leave alone.",
-)
-@option(
-    "--device",
-    metavar="NAME",
-    help=(
-        "Device that holds weights and cache, as 'edgekv info' names it; without it the first GPU,"
-        " else the CPU."
-    ),
-)
-@option(
-    "-c --ctx-size",
-    type=COUNT,
-    metavar="N",
-    help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if less.",
-)
-@option(
-    "-ctk --cache-type-k",
-    type=click.Choice(CACHE_TYPES),
-    help=(
-        "Type of the K cache; without it f16, then q8_0, then q4_0 are tried; below ratio 1"
-        f" --kv-method {AUTO_STORES}."
-    ),
-)
-@option(
-    "-ctv --cache-type-v",
-    type=click.Choice(CACHE_TYPES),
-    help="Type of the V cache; without it as the K cache.",
-)
-@option("-ub --ubatch-size", type=COUNT, default=N_UBATCH, metavar="N", help="Physical batch size.")
-@option(
-    "--ratios shares",
-    default="1,0.5,0.3,0.2,0.1",
-    metavar="RS",
-    callback=ratios,
-    help="Shares of the cache to try.",
-)
-@option(
-    "--kv-method kv_method",
-    default="auto",
-    metavar="NAME",
-    help="Method that is going to be used: some read more than the prompt.",
-)
+@wanted_options
 @planned_options
 @loading_options(EXPERTS)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    model: str,
-    memory_bytes: int | None,
-    margin_bytes: int,
-    device: str | None,
-    ctx_size: int | None,
-    cache_type_k: str | None,
-    cache_type_v: str | None,
-    ubatch_size: int,
-    shares: list[float],
-    kv_method: str,
-    loading: Loading,
-    as_json: bool,
-    **cache: Any,
-) -> int:
+def command(model: str, wanted: Wanted, loading: Loading, as_json: bool, **cache: Any) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
     command line to use.
 
@@ -159,44 +174,44 @@ def command(
     from edgekv.memory.fit import PICKED, TYPES, Planner, Wish
     from edgekv.model.blueprint import Blueprint
 
-    path = load.model_path(model)
-    place = Place.of(device, load.build_info()["devices"])
-    total = place.free if memory_bytes is None else memory_bytes
-    if total <= margin_bytes:
+    w, path = wanted, load.model_path(model)
+    place = Place.of(w.device, load.build_info()["devices"])
+    total = place.free if w.memory_bytes is None else w.memory_bytes
+    if total <= w.margin_bytes:
         example = max(total // 4 // 2**20, 1)
         raise BadInput(
             f"{size_text(total)} of memory leave nothing beside the margin of"
-            f" {size_text(margin_bytes)}; give more --memory or a smaller --margin, such as"
+            f" {size_text(w.margin_bytes)}; give more --memory or a smaller --margin, such as"
             f" {example}MiB"
         )
-    pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
-    if kv_method == "auto" and not (cache_type_k or cache_type_v):
+    pairs = [(w.cache_type_k or t, w.cache_type_v or w.cache_type_k or t) for t in TYPES]
+    if w.kv_method == "auto" and not (w.cache_type_k or w.cache_type_v):
         pairs[0] = PICKED
     placed = loading.placements()
     on_gpu = place.is_gpu
     with (
         terminal.busy("planning"),
-        Blueprint(path, ubatch_size, on_gpu=on_gpu, placed=placed) as blueprint,
+        Blueprint(path, w.ubatch_size, on_gpu=on_gpu, placed=placed) as blueprint,
     ):
-        n_ctx = whole_ctx(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train))
+        n_ctx = whole_ctx(w.ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train))
         wish = Wish(
-            total - margin_bytes,
+            total - w.margin_bytes,
             n_ctx,
-            shares,
+            w.shares,
             list(dict.fromkeys(pairs)),
             process=0 if on_gpu else rss_now() + LOADED_BYTES,
             **{name: cache[f"kv_{name}"] for name in PLANNED},
         )
         planner = Planner(
             blueprint,
-            preset_of(kv_method, path),
+            preset_of(w.kv_method, path),
             wish,
-            ubatch_size,
+            w.ubatch_size,
             on_gpu,
-            lambda ratio: preset_of(kv_method, path, ratio),
+            lambda ratio: preset_of(w.kv_method, path, ratio),
         )
         words = [*loading.words(), *planned_words(cache)]
-        report = Report(planner, model, path, place, total, margin_bytes, words)
+        report = Report(planner, model, path, place, total, w.margin_bytes, words)
         said = json.dumps(report.record(), indent=2) if as_json else report.text()
     click.echo(said)
     return 0 if report.best else 2
@@ -218,11 +233,12 @@ def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
     """
     from edgekv import methods
     from edgekv.choice.choose import AUTO, choose
+    from edgekv.choice.settings import UNKNOWN_RATIO
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path, predicts=True) is None:
         return methods.get(UNPREPARED)
-    return choose(kv_method, path, ratio=ratio)
+    return choose(kv_method, path, ratio=UNKNOWN_RATIO if ratio == 1 else ratio)
 
 
 class Place:
@@ -299,7 +315,7 @@ class Report:
         types = point.type_k, point.type_v
         name = AUTO if point.picked else self.planner.preset.name
         quality = known(self.path, name, point.ratio, *types)
-        auto = self.planner.auto(point.ratio) if point.picked else None
+        auto = self.planner.auto(1.0 if point.limited else point.ratio) if point.picked else None
         if auto and auto.types == types:
             quality = auto.measured + f"; {quality}" * (not quality.startswith(NOT_MEASURED))
         return {

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
     engine_and_words,
+    grouped,
     sampling_options,
 )
 from edgekv.commands.report import status_line
@@ -40,33 +42,51 @@ WAITS_S = 2.0
 """Seconds after which a line says that standard input is waited for."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is asked, and how the answer is printed. Fields are the options' names."""
+
+    prompt: str | None
+    file: str | None
+    raw: bool
+    as_json: bool
+
+
+asked_options = grouped(
+    "asked",
+    Asked,
+    (
+        click.option("-p", "--prompt", metavar="TEXT", help="The prompt."),
+        click.option("-f", "--file", metavar="FILE", help="A document for the prompt, or -."),
+        click.option(
+            "--raw",
+            is_flag=True,
+            help="Give the prompt to the model as it is, without its chat template.",
+        ),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print one JSON object with the answer and what it cost.",
+        ),
+    ),
+)
+
+
 @click.command("run", short_help="Answer one prompt.")
 @engine_and_words("[PROMPT|-]", most=1)
 @sampling_options
 @llama_cli.system_prompt
 @llama_cli.RUN
 @packed.PACK
-@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
-@click.option("-f", "--file", metavar="FILE", help="A document for the prompt, or -.")
-@click.option(
-    "--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template."
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object with the answer and what it cost.",
-)
+@asked_options
 def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
+    asked: Asked,
     system_prompt: str | None,
     pack: str | None,
-    prompt: str | None,
-    file: str | None,
-    raw: bool,
     conversation: bool | None,
-    as_json: bool,
     words: tuple[str, ...],
 ) -> None:
     """Answer one prompt: -p TEXT or just the text, -f FILE, or standard input.
@@ -74,8 +94,8 @@ def command(
     What is piped in goes in front of the prompt, and so does FILE: first the text, then what to do
     with it. The answer goes to standard output, everything else to standard error.
     """
-    raw = raw or conversation is False
-    text = prompt_text(prompt, file, words[0] if words else None)
+    raw, file = asked.raw or conversation is False, asked.file
+    text = prompt_text(asked.prompt, file, words[0] if words else None)
     if not text:
         raise no_prompt(engine.model, pack)
     if raw and system_prompt:
@@ -102,7 +122,7 @@ def command(
             )
     complete = Completer(llm, content, system, raw, sampling_arguments(llm, sampling))
     try:
-        print_json(llm, complete, engine) if as_json else print_text(llm, complete)
+        print_json(llm, complete, engine) if asked.as_json else print_text(llm, complete)
     except Cancelled:
         raise click.Abort from None
 

@@ -23,7 +23,7 @@ from edgekv.memory import dense
 from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, Surroundings, extent
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
-from edgekv.memory.limit import reserve
+from edgekv.memory.limit import reserve, rows_within
 from edgekv.methods import KEEPS_ALL, Preset
 from edgekv.methods.budget import rows_for
 from edgekv.model.facts import cache_types
@@ -64,6 +64,8 @@ class Wish:
     """Bytes that products with weights may work with while a prompt is read; None: any."""
     fast_prefill: bool = False
     """At ratio 1 prompts are read into a store, too."""
+    memory: int | None = None
+    """Bytes that the cache never exceeds between prompts; None: any."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Point:
     """`hidden` is what `auto` chooses (`edgekv.memory.hidden`)."""
     stores: bool = False
     """The cache is a store: rows are evicted, or the prompt is read into one at ratio 1, too."""
+    limited: bool = False
+    """`ratio` is what the limit for the cache leaves."""
 
     @property
     def is_whole(self) -> bool:
@@ -113,7 +117,7 @@ class Point:
     def command(self, model: str, on_gpu: bool, has_gpu: bool = True) -> str:
         """What to type. has_gpu: the build knows a GPU, so it has to be told where layers go."""
         words = ["edgekv chat", "-m", shlex.quote(model), "-c", str(self.n_ctx)]
-        words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 else []
+        words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 and not self.limited else []
         named = not self.picked and (self.ratio < 1 or (self.type_k, self.type_v) != ("f16", "f16"))
         words += ["-ctk", self.type_k, "-ctv", self.type_v] if named else []
         words += ["--kv-fast-prefill"] if self.stores and self.ratio >= 1 else []
@@ -135,8 +139,8 @@ class Planner:
         on_gpu: bool = False,
         auto: Callable[[float], Preset] | None = None,
     ) -> None:
-        """auto: what `auto` runs at a ratio where it picks the cache types too; without it
-        `preset`.
+        """auto: what `auto` runs at a ratio where it picks the cache types too, at 1 where a limit
+        for the cache decides; without it `preset`.
         """
         self.auto = cache(auto or (lambda ratio: preset))
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
@@ -150,7 +154,7 @@ class Planner:
         hidden states wait, AUTO for where `auto` puts them. Raises BadInput if the model cannot
         have these cache types.
         """
-        picked = types == PICKED and self.dense and ratio < 1
+        picked = types == PICKED and self.dense and self._evicts(ratio)
         b, stores = self.blueprint, self._stores(ratio)
         if picked:
             types = dense.best(b.shape, self.auto(ratio).types, self._on_gpu)
@@ -180,9 +184,13 @@ class Planner:
             return there if there.fits(self.wish.n_bytes) else replace(found(EXACT), chosen=True)
         return found(hidden)
 
+    def _evicts(self, ratio: float) -> bool:
+        """Whether tokens may go, as `Settings.compresses` says."""
+        return ratio < 1 or (self.wish.memory is not None and not self.blueprint.why)
+
     def _stores(self, ratio: float) -> bool:
         """Whether the cache is a store at this ratio, as `Settings.stores` says."""
-        return ratio < 1 or (self.wish.fast_prefill and not self.blueprint.why)
+        return self._evicts(ratio) or (self.wish.fast_prefill and not self.blueprint.why)
 
     def _full(self, context: Context, hidden: str, **shared: Any) -> Point:
         """llama.cpp's whole cache."""
@@ -205,11 +213,16 @@ class Planner:
         """A prompt that fills the context, and what stays of it in a store."""
         b, w, n_ctx = self.blueprint, self.wish, shared["n_ctx"]
         preset = self.auto(shared["ratio"]) if shared["picked"] else self.preset
-        if shared["ratio"] >= 1:
+        if not self._evicts(shared["ratio"]):
             preset = KEEPS_ALL
         products = b.product_bytes(n_ctx, self._n_ubatch, w.prefill_memory)
         per_f16 = entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
+        if w.memory is not None:
+            most = rows_within(context.layers, w.memory, w.tail, w.window, w.sink)
+            if most < n_rows:
+                ratio = min(float(most / per_f16) / n_ctx, 1.0)
+                n_rows, shared = most, {**shared, "ratio": ratio, "limited": True}
         read = planned(
             hidden,
             context.layers,

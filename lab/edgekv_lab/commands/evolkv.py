@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,11 +162,7 @@ def command(source: Source, output: str | None, options: SearchOptions, n_ctx: i
         profile = search.make(
             training,
             o.target,
-            group=o.group,
-            generations=o.generations,
-            population=o.population,
-            seed=o.seed,
-            total=o.total,
+            search.Search(**{one.name: getattr(o, one.name) for one in fields(search.Search)}),
             partial=partial,
             report=curve.point,
             command=command_line("evolkv", path, *_words(o, len(examples))),

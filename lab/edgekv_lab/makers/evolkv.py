@@ -61,20 +61,33 @@ Scheme = NDArray[np.int64]
 """[n_layer] rows of each KV head of a layer."""
 
 
-@dataclass(frozen=True)
-class SearchPlan:
-    """What is searched. target: mean rows of a layer; least, most: limits of one layer. population
-    None: the paper's, from `group`.
-    total: one of TOTALS, whether schemes are completed to the target before they are tried."""
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How to search. population None: the paper's, from `group`. total: one of TOTALS, whether
+    schemes are completed to the target before they are tried."""
 
-    target: int
-    least: int
-    most: int
     group: int = 8
     generations: int = 10
     population: int | None = None
     seed: int = 0
     total: str = TOTALS[0]
+
+    @property
+    def n_candidates(self) -> int:
+        """Schemes of one generation."""
+        return self.population or population(self.group)
+
+
+DEFAULT = Search()
+
+
+@dataclass(frozen=True)
+class SearchPlan(Search):
+    """What is searched, and how. target: mean rows of a layer; least, most: limits of one layer."""
+
+    target: int
+    least: int
+    most: int
 
     def __post_init__(self) -> None:
         assert self.total in TOTALS
@@ -88,11 +101,6 @@ class SearchPlan:
                 f"{self.target} tokens are all that the shortest text has ({self.most} tokens); "
                 "give a smaller --kv-budget or longer texts"
             )
-
-    @property
-    def n_candidates(self) -> int:
-        """Schemes of one generation."""
-        return self.population or population(self.group)
 
 
 @dataclass(frozen=True)
@@ -125,12 +133,8 @@ def load(path: str, n_ctx: int, **options: Any) -> Llama:
 def make(
     training: Training,
     target: int,
+    how: Search = DEFAULT,
     *,
-    group: int = 8,
-    generations: int = 10,
-    population: int | None = None,
-    seed: int = 0,
-    total: str = TOTALS[0],
     partial: Path | None = None,
     report: Callable[[Generation], None] = lambda point: None,
     command: str = "",
@@ -144,16 +148,8 @@ def make(
     llm = training.llm
     assert llm.engine is not None
     settings, model = llm.engine.settings, identify(llm.model_path)
-    plan = SearchPlan(
-        target,
-        settings.sink + settings.window,
-        training.n_tokens,
-        group,
-        generations,
-        population,
-        seed,
-        total,
-    )
+    least = settings.sink + settings.window
+    plan = SearchPlan(target, least, training.n_tokens, **vars(how))
     key = hashlib.sha256(
         repr((model, training.task, settings.sink, settings.window)).encode()
     ).hexdigest()
@@ -178,7 +174,7 @@ def make(
         settings.sink,
         training.task,
         command,
-        seed=seed,
+        seed=how.seed,
     )
 
 
