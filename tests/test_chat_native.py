@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from ctypes import c_bool
 
 import numpy as np
 import pytest
 
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import BadInput, Cancelled, EdgeKVError
 from edgekv.native import chat
 from tests.engine import load
 
@@ -148,6 +149,21 @@ def test_a_sampler_says_when_nothing_is_let_through(llm):
     settings = {"temperature": 0, "grammar": 'root ::= "b"', "logit_bias": never}
     with pytest.raises(EdgeKVError, match="lets no token through"):
         chat.Sampler(llm._model.model, settings).draw(logits_for(llm, 5))
+
+
+SLOW = 'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}'
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_grammar_that_takes_too_long_gives_up_and_sooner_where_it_is_stopped(llm, is_stopped):
+    a, stop = llm.tokenize(b"a", add_bos=False)[0], c_bool()
+    with pytest.raises(EdgeKVError) as raised:
+        sampler = chat.Sampler(llm._model.model, {"temperature": 0, "grammar": SLOW}, stop)
+        stop.value = is_stopped
+        for _ in range(100):
+            sampler.draw(logits_for(llm, a))
+    assert isinstance(raised.value, Cancelled) == is_stopped
+    assert is_stopped or "takes too long" in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_bool
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,11 @@ class TextModel(Protocol):
     @property
     def model(self) -> Any:
         """A llama_model."""
+        ...
+
+    @property
+    def stop_flag(self) -> c_bool:
+        """Set where somebody wants that what is under way ends."""
         ...
 
     def logits(self, index: int = -1) -> NDArray[np.float32]: ...

@@ -88,7 +88,7 @@ class Sampler:
     ) -> None:
         self._llm = llm
         settings = {**sampling.settings(llm.n_ctx()), **(constraint or {})}
-        self._native = native.Sampler(llm.model, settings)
+        self._native = native.Sampler(llm.model, settings, llm.stop_flag)
         for token in before:
             self._native.accept(token)
 
@@ -102,7 +102,8 @@ class Sampler:
         return self._llm.logits(index)
 
     def draw(self, logits: NDArray[np.float32] | None = None) -> int:
-        """The next token. Raises EdgeKVError if the grammar lets none through.
+        """The next token. Raises EdgeKVError if the grammar lets none through or takes longer than
+        a second, and Cancelled where `llm` was told to stop meanwhile.
 
         logits: others than the last token's.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_bool
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class Face(llama_cpp.Llama):
     """Its LoRA adapters."""
     n_tokens: int
     """Of the conversation."""
+    _kv_stop: c_bool
 
     @property
     def has_logits(self) -> bool:
@@ -52,6 +54,11 @@ class Face(llama_cpp.Llama):
     def keeps_logits(self) -> bool:
         """Whether those of all tokens are wanted."""
         return bool(self._logits_all)
+
+    @property
+    def stop_flag(self) -> c_bool:
+        """Set by `kv_cancel`: what is under way ends."""
+        return self._kv_stop
 
     @property
     def tokens(self) -> NDArray[np.int32]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from typing import Any
@@ -14,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import BadInput, Cancelled, EdgeKVError
 from edgekv.library import lib_dir, library_path, open_llama
 
-ABI = 2
+ABI = 3
 INVALID = -2
 P, TEXT, OUT = c_void_p, c_char_p, POINTER(c_void_p)
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (
@@ -32,7 +34,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("parse", c_int, P, TEXT, c_size_t, c_bool, OUT),
     ("schema", c_int, TEXT, OUT),
     ("check_grammar", c_int, P, TEXT),
-    ("sampler_open", c_int, P, TEXT, OUT),
+    ("sampler_open", c_int, P, TEXT, POINTER(c_bool), OUT),
     ("sampler_close", None, P),
     ("sampler_accept", c_int, P, c_int32),
     ("sampler_draw", c_int, P, POINTER(c_float), POINTER(c_int32)),
@@ -150,12 +152,25 @@ class Parser(_Handle):
 
 
 class Sampler(_Handle):
-    """Draws tokens. settings: llama-server's names, and what a template's application says."""
+    """Draws tokens. settings: llama-server's names, and what a template's application says; stop:
+    where another thread sets it, a grammar that thinks gives up, with Cancelled.
+    """
 
     kind = "sampler"
 
-    def __init__(self, model: Any, settings: dict[str, Any]) -> None:
-        super().__init__(model, _json(settings))
+    def __init__(self, model: Any, settings: dict[str, Any], stop: c_bool | None = None) -> None:
+        self._stop = c_bool() if stop is None else stop  # it has to outlive the sampler
+        with self._stops():
+            super().__init__(model, _json(settings), byref(self._stop))
+
+    @contextmanager
+    def _stops(self) -> Iterator[None]:
+        try:
+            yield
+        except EdgeKVError:
+            if self._stop.value:
+                raise Cancelled("the answer was stopped") from None
+            raise
 
     def accept(self, token: int) -> None:
         """Count a token of the prompt."""
@@ -165,7 +180,8 @@ class Sampler(_Handle):
         """The next token, from the last one's logits [n_vocab]. Raises EdgeKVError."""
         token = c_int32()
         pointer = logits.ctypes.data_as(POINTER(c_float))
-        _check(_lib().edgekv_chat_sampler_draw(self._pointer, pointer, byref(token)))
+        with self._stops():
+            _check(_lib().edgekv_chat_sampler_draw(self._pointer, pointer, byref(token)))
         return token.value
 
     def candidates(self, n: int) -> list[tuple[int, float]]:

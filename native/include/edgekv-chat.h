@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EDGEKV_CHAT_ABI 2 // changes with any signature below, and with the fields of the JSON
+#define EDGEKV_CHAT_ABI 3 // changes with any signature below, and with the fields of the JSON
 
 EDGEKV_CHAT_API int edgekv_chat_abi(void);
 EDGEKV_CHAT_API const char * edgekv_chat_error(void);
@@ -81,15 +81,17 @@ struct edgekv_chat_sampler;
 // for never}), and "grammar", "grammar_lazy",
 // "grammar_triggers", "preserved_tokens", "generation_prompt", "prefills_grammar" (the grammar
 // begins with the generation prompt), "thinking_start_tag", "thinking_end_tags", "reasoning_budget"
-// as a template's application says them
-EDGEKV_CHAT_API int edgekv_chat_sampler_open(
-    const struct llama_model * model, const char * settings, struct edgekv_chat_sampler ** out);
+// as a template's application says them. stop: where this is set, a grammar that thinks gives up;
+// it has to outlive the sampler; may be null
+EDGEKV_CHAT_API int edgekv_chat_sampler_open(const struct llama_model * model,
+    const char * settings, bool * stop, struct edgekv_chat_sampler ** out);
 EDGEKV_CHAT_API void edgekv_chat_sampler_close(struct edgekv_chat_sampler * sampler);
 // a token of the prompt, which penalties count
 EDGEKV_CHAT_API int edgekv_chat_sampler_accept(
     struct edgekv_chat_sampler * sampler, llama_token token);
 // the next token, from the logits [n_vocab] of the last one. It is the model's end where the
-// grammar lets only that through, whatever a bias says. Fails if the grammar lets nothing through.
+// grammar lets only that through, whatever a bias says. Fails if the grammar lets nothing through,
+// or takes longer than a second.
 EDGEKV_CHAT_API int edgekv_chat_sampler_draw(
     struct edgekv_chat_sampler * sampler, const float * logits, llama_token * out);
 // The tokens that the last draw chose among and their probabilities, likeliest first: `room` of

@@ -55,6 +55,11 @@ LLAMA_API int edgekv_last_status(void); // of the call that failed last
 // write, is set
 LLAMA_API bool edgekv_is_set(void * flag);
 
+// What this thread asks grammars until the end has a second in all, and is given up where *stop is
+// set; null: nobody stops it. Such questions nest: the outermost one counts
+LLAMA_API void edgekv_grammar_begin(bool * stop);
+LLAMA_API void edgekv_grammar_end(void);
+
 // memory that was freed goes back to the system; some C libraries keep it otherwise
 LLAMA_API void edgekv_trim_heap(void);
 

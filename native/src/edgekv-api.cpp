@@ -3,6 +3,7 @@
 #include "edgekv-cache.h"
 #include "edgekv-basis.h"
 #include "edgekv-error.h"
+#include "edgekv-grammar.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
 #include "edgekv-kernels.h"
@@ -84,6 +85,15 @@ int edgekv_last_status(void) { return g_status; }
 bool edgekv_is_set(void * flag) {
     return ((const std::atomic<bool> *) flag)->load(std::memory_order_relaxed);
 }
+
+void edgekv_grammar_begin(bool * stop) {
+    auto & clock = edgekv_grammar;
+    if (clock.depth++ > 0) return;
+    clock.stop = stop;
+    clock.until = std::chrono::steady_clock::now() + std::chrono::seconds(clock.seconds);
+}
+
+void edgekv_grammar_end(void) { --edgekv_grammar.depth; }
 
 void edgekv_trim_heap(void) {
 #ifdef __GLIBC__

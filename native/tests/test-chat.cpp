@@ -165,7 +165,7 @@ void check_samplers(random_source & rnd, const llama_model * model, int n) {
     for (int i = 0; i < n; ++i) {
         edgekv_chat_sampler * sampler = nullptr;
         const std::string settings = i == 0 ? SETTINGS : damaged(rnd, SETTINGS);
-        const int status = edgekv_chat_sampler_open(model, settings.c_str(), &sampler);
+        const int status = edgekv_chat_sampler_open(model, settings.c_str(), nullptr, &sampler);
         check(status == 0 || (i > 0 && *edgekv_chat_error()), "settings: %s", edgekv_chat_error());
         if (status != 0) continue;
         for (int k = 0; k < 8; ++k) {

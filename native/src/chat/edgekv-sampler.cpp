@@ -116,10 +116,19 @@ llama_tokens begun_by(const llama_vocab * vocab, const std::string & prompt) {
     return tokens;
 }
 
+// all that is asked of a grammar while it lives has a second
+struct patience {
+    explicit patience(bool * stop) { edgekv_grammar_begin(stop); }
+    ~patience() { edgekv_grammar_end(); }
+    patience(const patience &) = delete;
+    patience & operator=(const patience &) = delete;
+};
+
 } // namespace
 
 struct edgekv_chat_sampler {
     const llama_vocab * vocab;
+    bool * stop; // may be null
     common_sampler_ptr chain; // without a grammar
     sampler_ptr grammar;      // null: everything is let through
     sampler_ptr budget;       // of thoughts; null: thoughts are not told apart
@@ -127,8 +136,9 @@ struct edgekv_chat_sampler {
     std::vector<llama_token_data> all;
     llama_token_data_array some {};
 
-    edgekv_chat_sampler(const llama_model * model, const common_json & settings)
-        : vocab(llama_model_get_vocab(model)) {
+    edgekv_chat_sampler(const llama_model * model, const common_json & settings, bool * stop)
+        : vocab(llama_model_get_vocab(model)), stop(stop) {
+        const patience asked(stop);
         auto params = params_of(settings);
         const int32_t n_vocab = llama_vocab_n_tokens(vocab);
         for (const auto & bias : params.logit_bias) {
@@ -206,6 +216,7 @@ struct edgekv_chat_sampler {
     }
 
     llama_token draw(const float * logits) {
+        const patience asked(stop);
         llama_token token = choose(logits, false);
         if (decides() && !allows(token)) {
             token = choose(logits, true);
@@ -257,12 +268,12 @@ std::vector<llama_token_data> likeliest(const llama_token_data_array & some, siz
 
 } // namespace
 
-int edgekv_chat_sampler_open(
-    const llama_model * model, const char * settings, edgekv_chat_sampler ** out) {
+int edgekv_chat_sampler_open(const llama_model * model, const char * settings, bool * stop,
+    edgekv_chat_sampler ** out) {
     return edgekv_chat_guard([&] {
         edgekv_chat_given(out);
         *out = new edgekv_chat_sampler(
-            edgekv_chat_given(model), common_json::parse(edgekv_chat_given(settings)));
+            edgekv_chat_given(model), common_json::parse(edgekv_chat_given(settings)), stop);
     });
 }
 
