@@ -191,3 +191,24 @@ def test_prefill_memory_bounds_what_products_work_with(tmp_path, monkeypatch):
     assert peak_none < peak_some <= peak_none + (600 << 10) < peak_whole
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
     assert (none == work(None)[0]).all()
+
+
+@pytest.mark.parametrize("ftype", [Q4_0, Q8_0, Q4_K, Q5_0, Q6_K])
+def test_a_step_of_several_tokens_is_as_near_to_f32(tmp_path, ftype):
+    """Whether its products are llama.cpp's or ours, which begin at another number of tokens for
+    each type.
+    """
+    synthetic.write(tmp_path / "f16.gguf", SHAPES["dense"], "f16")
+    path = copy(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
+    exact, llm = (
+        load(x, kv_budget=1000, after=TOKENS[:100])
+        for x in (copy(path, tmp_path / "f32.gguf", F32), path)
+    )
+    for n in (2, 9, 20, 48):
+        errors = []
+        for begin in range(100, 100 + 3 * n, n):
+            for one in (exact, llm):
+                one.back_to(100)
+                one.eval(TOKENS[begin % 50 : begin % 50 + n])
+            errors.append(nmse(logits(llm), logits(exact)))
+        assert np.mean(errors) < 4e-3

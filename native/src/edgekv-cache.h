@@ -12,6 +12,8 @@
 #include <memory>
 #include <string>
 
+class edgekv_products;
+
 // opened to native/ by one friend declaration per class
 struct edgekv_access {
     static void resize_cells(llama_kv_cache & kv, uint32_t n);
@@ -37,6 +39,7 @@ struct edgekv_memory {
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     edgekv_recurrent_state mark;
     llama_pos n_mark = -1; // -1: nothing is marked
+    std::shared_ptr<edgekv_products> products; // of a step's graph; null before the first
     virtual ~edgekv_memory() = default;
     void forget_mark() {
         mark.clear();

@@ -2,10 +2,12 @@
 // What the patched files of llama.cpp call. Every hook but edgekv_copied is inert for a context
 // without a ragged store.
 
+#include "ggml-backend.h"
 #include "llama.h"
 
 #include <cstdint>
 
+struct ggml_cgraph;
 struct ggml_tensor;
 struct llama_context;
 struct llama_model;
@@ -42,6 +44,10 @@ ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * st
 // llama_decode: the same, also for a context that was closed; throws nothing, and a step that
 // failed leaves no trace in the store. edgekv_last_error then says why
 int32_t edgekv_decode(llama_context * ctx, const llama_batch & batch);
+
+// graph_compute: the same; products of weights with several tokens are ours where that is faster
+enum ggml_status edgekv_compute(
+    llama_memory_i * mem, ggml_backend_sched_t sched, ggml_cgraph * gf, bool several);
 
 // the scheduler: whether prompts are planned slice by slice, for which it must keep one copy of
 // each input and not the several of pipeline parallelism

@@ -9,6 +9,6 @@ struct edgekv_switches {
     static bool f32_attend();   // EDGEKV_ATTEND=f32: a prompt's attention multiplies f32
     static bool rounded();      // EDGEKV_RECENT=rounded: new rows are rounded at once
     static bool whole();        // EDGEKV_WHOLE=1: a prompt's graphs are not cut
-    static bool products();     // not EDGEKV_PRODUCTS=0: a prompt's products by edgekv's kernel
+    static bool products();     // not EDGEKV_PRODUCTS=0: products by edgekv's kernel
     static double work(double otherwise); // EDGEKV_WORK=N: multiplications at once on a device
 };

@@ -5,6 +5,10 @@
 
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace edgekv {
 
 namespace {
@@ -28,48 +32,109 @@ void finish(weight_block & b, float scale, float low, int sum) {
     b.sum = scale * (float) sum;
 }
 
-// 16 bytes have the first half in their low bits, the second in the others; their sum
-int halves(const uint8_t * q, int less, int8_t * u) {
-    int sum = -32 * less;
-    for (int i = 0; i < 16; ++i) {
-        u[i] = (int8_t) ((q[i] & 15) - less);
-        u[i + 16] = (int8_t) ((q[i] >> 4) - less);
-        sum += (q[i] & 15) + (q[i] >> 4);
+// 32 levels that are not negative, and what they are stored less
+#if defined(__AVX2__)
+struct level_bytes {
+    __m256i v;
+    static level_bytes load(const void * p) { return { _mm256_loadu_si256((const __m256i *) p) }; }
+    // bits [shift, shift + n) of each
+    level_bytes bits(int shift, int n) const {
+        return { _mm256_and_si256(
+            _mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)), _mm256_set1_epi8((char) ((1 << n) - 1))) };
     }
-    return sum;
+    level_bytes with(level_bytes high, int shift) const {
+        return { _mm256_or_si256(v, _mm256_sll_epi16(high.v, _mm_cvtsi32_si128(shift))) };
+    }
+    // 16 bytes have the first half in their low bits, the second in the others
+    static level_bytes halves(const uint8_t * q) {
+        const __m128i x = _mm_loadu_si128((const __m128i *) q);
+        return level_bytes { _mm256_set_m128i(_mm_srli_epi16(x, 4), x) }.bits(0, 4);
+    }
+    // a bit of each
+    static level_bytes of_bits(const uint8_t * p) {
+        uint32_t x;
+        memcpy(&x, p, sizeof(x));
+        const __m256i byte = _mm256_shuffle_epi8(_mm256_set1_epi32((int) x),
+            _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0));
+        const __m256i bit = _mm256_set1_epi64x((long long) 0x8040201008040201);
+        return level_bytes { _mm256_cmpeq_epi8(_mm256_and_si256(byte, bit), bit) }.bits(0, 1);
+    }
+    // puts them there, each less so much; sums of the halves that were put
+    void put(int8_t * u, int less, int * sums) const {
+        _mm256_storeu_si256((__m256i *) u, _mm256_sub_epi8(v, _mm256_set1_epi8((char) less)));
+        const __m256i s = _mm256_sad_epu8(v, _mm256_setzero_si256());
+        const __m128i low = _mm256_castsi256_si128(s), high = _mm256_extracti128_si256(s, 1);
+        sums[0] = _mm_cvtsi128_si32(low) + _mm_extract_epi32(low, 2) - 16 * less;
+        sums[1] = _mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2) - 16 * less;
+    }
+};
+#else
+struct level_bytes {
+    uint8_t v[32];
+    static level_bytes load(const void * p) {
+        level_bytes x;
+        memcpy(x.v, p, sizeof(x.v));
+        return x;
+    }
+    level_bytes bits(int shift, int n) const {
+        level_bytes x;
+        for (int i = 0; i < 32; ++i) x.v[i] = (uint8_t) (v[i] >> shift & ((1 << n) - 1));
+        return x;
+    }
+    level_bytes with(level_bytes high, int shift) const {
+        for (int i = 0; i < 32; ++i) high.v[i] = (uint8_t) (v[i] | high.v[i] << shift);
+        return high;
+    }
+    static level_bytes halves(const uint8_t * q) {
+        level_bytes x;
+        for (int i = 0; i < 16; ++i) x.v[i] = q[i] & 15, x.v[i + 16] = q[i] >> 4;
+        return x;
+    }
+    static level_bytes of_bits(const uint8_t * p) {
+        level_bytes x;
+        for (int i = 0; i < 32; ++i) x.v[i] = p[i / 8] >> i % 8 & 1;
+        return x;
+    }
+    void put(int8_t * u, int less, int * sums) const {
+        for (int half = 0; half < 2; ++half) {
+            sums[half] = -16 * less;
+            for (int i = 16 * half; i < 16 * half + 16; ++i) {
+                u[i] = (int8_t) (v[i] - less);
+                sums[half] += v[i];
+            }
+        }
+    }
+};
+#endif
+int put(const level_bytes & x, int less, int8_t * u) {
+    int sums[2];
+    x.put(u, less, sums);
+    return sums[0] + sums[1];
 }
+level_bytes halves(const uint8_t * q) { return level_bytes::halves(q); }
 // ... and a fifth bit elsewhere
-int halves(const uint8_t * q, const uint8_t * fifth, int less, int8_t * u) {
-    uint32_t bits;
-    memcpy(&bits, fifth, sizeof(bits));
-    int sum = halves(q, less, u);
-    for (int i = 0; i < 32; ++i) {
-        const int high = (int) (bits >> i & 1) << 4;
-        u[i] = (int8_t) (u[i] + high);
-        sum += high;
-    }
-    return sum;
+level_bytes halves(const uint8_t * q, const uint8_t * fifth) {
+    return halves(q).with(level_bytes::of_bits(fifth), 4);
 }
 
 void read(const block_q4_0 & b, weight_block * to) {
-    finish(*to, f32(b.d), 0, halves(b.qs, 8, to->u));
+    finish(*to, f32(b.d), 0, put(halves(b.qs), 8, to->u));
 }
 void read(const block_q4_1 & b, weight_block * to) {
     const scale_and_low x(&b);
-    finish(*to, x.scale, x.low, halves(b.qs, 0, to->u));
+    finish(*to, x.scale, x.low, put(halves(b.qs), 0, to->u));
 }
 void read(const block_q5_0 & b, weight_block * to) {
-    finish(*to, f32(b.d), 0, halves(b.qs, b.qh, 16, to->u));
+    finish(*to, f32(b.d), 0, put(halves(b.qs, b.qh), 16, to->u));
 }
 void read(const block_q5_1 & b, weight_block * to) {
     const scale_and_low x(&b);
-    finish(*to, x.scale, x.low, halves(b.qs, b.qh, 0, to->u));
+    finish(*to, x.scale, x.low, put(halves(b.qs, b.qh), 0, to->u));
 }
 void read(const block_q8_0 & b, weight_block * to) {
-    memcpy(to->u, b.qs, sizeof(to->u));
-    int sum = 0;
-    for (int8_t u : b.qs) sum += u;
-    finish(*to, f32(b.d), 0, sum);
+    uint8_t above[32]; // -128
+    for (int i = 0; i < 32; ++i) above[i] = (uint8_t) (b.qs[i] ^ 128);
+    finish(*to, f32(b.d), 0, put(level_bytes::load(above), 128, to->u));
 }
 
 // 64 values in the halves of 32 bytes; fifth: null, or 32 bytes with a bit of each block
@@ -78,14 +143,9 @@ void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {
     const scales_K s(b.scales);
     const scale_and_low x(&b);
     for (int i = 0; i < 8; ++i, ++to) {
-        int sum = 0;
-        for (int j = 0; j < 32; ++j) {
-            int level = b.qs[i / 2 * 32 + j] >> i % 2 * 4 & 15;
-            if (fifth) level |= (fifth[j] >> i & 1) << 4;
-            to->u[j] = (int8_t) level;
-            sum += level;
-        }
-        finish(*to, x.scale * s.scale[i], 0, sum);
+        auto levels = level_bytes::load(b.qs + i / 2 * 32).bits(i % 2 * 4, 4);
+        if (fifth) levels = levels.with(level_bytes::load(fifth).bits(i, 1), 4);
+        finish(*to, x.scale * s.scale[i], 0, put(levels, 0, to->u));
     }
     set_lows(to - 8, -x.low, s.low);
 }
@@ -96,14 +156,11 @@ void read(const block_q5_K & b, weight_block * to) { read_K(b, b.qh, to); }
 void read(const block_q6_K & b, weight_block * to) {
     for (int i = 0; i < 8; ++i, ++to) {
         const uint8_t *low = b.ql + i / 4 * 64 + i % 2 * 32, *high = b.qh + i / 4 * 32;
-        const int shift_low = i % 4 / 2 * 4, shift_high = i % 4 * 2;
-        int sums[2] = { -16 * 32, -16 * 32 };
-        for (int half = 0; half < 2; ++half)
-            for (int j = 16 * half; j < 16 * half + 16; ++j) {
-                const int level = (low[j] >> shift_low & 15) | (high[j] >> shift_high & 3) << 4;
-                to->u[j] = (int8_t) (level - 32);
-                sums[half] += level;
-            }
+        int sums[2];
+        level_bytes::load(low)
+            .bits(i % 4 / 2 * 4, 4)
+            .with(level_bytes::load(high).bits(i % 4 * 2, 2), 4)
+            .put(to->u, 32, sums);
         const float d = f32(b.d);
         to->scale = d * b.scales[2 * i];
         to->second = d * b.scales[2 * i + 1];

@@ -87,12 +87,35 @@ static bool multiplies_f32(ggml_type type) {
     return with_words(type, [](auto words) { return words.PER == 1; });
 }
 
+// Whether unpacked weights are multiplied by VNNI: what is unpacked once then pays for fewer tokens
+// than elsewhere, where that was not measured (benchmarks/drafts.py --rows)
+static bool is_quick(ggml_type type) {
+#if EDGEKV_INT8 && (defined(__AVX512VNNI__) || defined(__AVXVNNI__))
+    return with_words(type, [](auto words) { return words.LEVELS; });
+#else
+    (void) type;
+    return false;
+#endif
+}
+
+// tokens from which weights as in their file are taken
+static int64_t product_min(ggml_type type) {
+    if (!is_quick(type)) return EDGEKV_PRODUCT_MIN;
+    switch (type) {
+        case GGML_TYPE_Q4_K:
+        case GGML_TYPE_Q5_K: return 40;
+        case GGML_TYPE_Q6_K: return 12;
+        default: return 8;
+    }
+}
+
 int64_t edgekv_cpu_product_min_repacked(ggml_type type) {
 #if defined(__aarch64__)
     // llama.cpp's have the same instructions there, and which are faster was not measured
     (void) type;
     return INT64_MAX;
 #else
+    if (is_quick(type)) return type == GGML_TYPE_Q4_0 ? 16 : 24;
     return with_words(type, [](auto words) -> int64_t {
         return words.TILES ? EDGEKV_PRODUCT_MIN : words.PER > 1 ? 160 : INT64_MAX;
     });
@@ -112,14 +135,15 @@ size_t edgekv_cpu_product_words(const ggml_tensor * node) {
 size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
     const int64_t n_expert = w->ne[2], n_each = n_tokens / n_expert;
     if (!ggml_is_quantized(w->type) || n_tokens > INT32_MAX / 2) return 0;
-    if (n_each < (n_expert > 1 ? EXPERT_MIN : EDGEKV_PRODUCT_MIN)) return 0;
     auto * buft = w->buffer ? w->buffer->buft : nullptr;
     const bool repacked = buft && buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
     if (buft && buft != ggml_backend_cpu_repack_buffer_type() && !ggml_backend_buft_is_host(buft))
         return 0;
     const int64_t min_repacked = edgekv_cpu_product_min_repacked(w->type);
     if (n_expert > 1 && multiplies_f32(w->type)) return 0; // f32 is slower for few tokens
-    if (repacked && (n_expert > 1 ? min_repacked == INT64_MAX : n_each < min_repacked)) return 0;
+    if (n_expert > 1 ? n_each < EXPERT_MIN || (repacked && min_repacked == INT64_MAX)
+                     : n_each < (repacked ? min_repacked : product_min(w->type)))
+        return 0;
     if (repacked && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
     return with_words(w->type, [&](auto words) {
         using kernel = product<decltype(words)>;
