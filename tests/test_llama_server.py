@@ -61,7 +61,7 @@ def test_flash_attention_without_a_word_is_on(command):
         ("--embedding", "llama-server"),
         ("--ssl-key-file key.pem", "proxy"),
         ("--mmproj x.gguf", "leave --mmproj out"),
-        ("-md x.gguf", "leave --model-draft out"),
+        ("-md x.gguf", "give --spec-type ngram-simple"),
     ],
 )
 def test_what_is_done_otherwise_says_how(words, way):

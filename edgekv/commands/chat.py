@@ -14,6 +14,7 @@ from edgekv.commands.later import Later
 from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
+    drafts_options,
     engine_options,
     sampling_options,
 )
@@ -29,6 +30,7 @@ PIPED_MAX = 1024
 
 @click.command("chat", short_help="Chat with a model, about documents too.")
 @engine_options
+@drafts_options
 @sampling_options
 @llama_cli.system_prompt
 @llama_cli.CHAT

@@ -103,6 +103,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
         seed=seed,
         verbose=options.verbose,
         **options.loading.arguments(),
+        **options.drafts.arguments(),
     )
 
 

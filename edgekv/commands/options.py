@@ -16,6 +16,7 @@ import click
 
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
+from edgekv.chat.drafts import MOST, TYPES, Drafting
 from edgekv.choice.config import KVConfig, option_of
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
@@ -59,6 +60,8 @@ class EngineOptions:
     """What --kv-... say."""
     loading: Loading = field(default_factory=Loading)
     """Where weights go."""
+    drafts: Drafting = Drafting()
+    """What --spec-... say."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,11 @@ class SamplingOptions:
     min_p: float
     repeat_penalty: float
     ignore_eos: bool
+
+
+def _spec_type(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Click callback: kinds of drafts. Raises BadInput."""
+    return Drafting(value).type
 
 
 def kv_option(field_name: str) -> Decorator:
@@ -243,6 +251,43 @@ SAMPLING: tuple[Decorator, ...] = (
 )
 
 
+DRAFTS: tuple[Decorator, ...] = (
+    _llama(
+        "--spec-type",
+        env="SPEC_TYPE",
+        default=Drafting.type,
+        metavar="TYPE",
+        callback=_spec_type,
+        help=f"Drafts, which are checked several tokens at once: {', '.join(TYPES)}. All"
+        " n-grams are one kind here: what followed before where the last tokens were the same.",
+    ),
+    _option(
+        "--spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-mod-n-match"
+        " spec_ngram_size_n",
+        type=click.IntRange(1, 1024),
+        default=Drafting.ngram_size_n,
+        metavar="N",
+        help="Last tokens that have to be the same before a draft is made.",
+    ),
+    _option(
+        "--spec-ngram-simple-size-m --spec-ngram-map-k-size-m --spec-ngram-mod-n-max"
+        " spec_ngram_size_m",
+        type=click.IntRange(1, 1024),
+        default=Drafting.ngram_size_m,
+        metavar="N",
+        help=f"Tokens of a draft at most; more than {MOST} are never checked at once.",
+    ),
+)
+"""Those of commands that write answers."""
+
+
+def drafts_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds the above, which go into the field `drafts` of `EngineOptions`."""
+    for option in reversed(DRAFTS):
+        command = option(command)
+    return command
+
+
 def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
     """A decorator that adds `options` to a command and passes it their values as `name`, an
     instance of `kind`; fields without an option keep their defaults.
@@ -252,7 +297,7 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
         @wraps(command)
         def call(**values: Any) -> Any:
             known = fields(kind)  # type: ignore[arg-type]
-            made = {"kv", "loading"}  # of several options
+            made = {"kv", "loading", "drafts"}  # of several options
             given = [one for one in known if one.name in values or one.name in made]
             group = {one.name: _value(one, values) for one in given}
             return command(**{name: kind(**group)}, **values)
@@ -271,6 +316,9 @@ def _value(one: Field[Any], values: dict[str, Any]) -> Any:
     """
     if one.name == "loading":
         return take_loading(values)
+    if one.name == "drafts":
+        names = {x.name: f"spec_{x.name}" for x in fields(Drafting)}
+        return Drafting(**{x: values.pop(name) for x, name in names.items() if name in values})
     if one.name != "kv":
         return values.pop(one.name)
     given = {

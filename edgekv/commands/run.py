@@ -21,6 +21,7 @@ from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
+    drafts_options,
     engine_and_words,
     grouped,
     sampling_options,
@@ -75,6 +76,7 @@ asked_options = grouped(
 
 @click.command("run", short_help="Answer one prompt.")
 @engine_and_words("[PROMPT|-]", most=1)
+@drafts_options
 @sampling_options
 @llama_cli.system_prompt
 @llama_cli.RUN

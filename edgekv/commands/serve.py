@@ -22,6 +22,7 @@ from edgekv.commands.options import (
     SAMPLING,
     EngineOptions,
     SamplingOptions,
+    drafts_options,
     engine_and_words,
     grouped,
 )
@@ -278,6 +279,7 @@ serve_options = grouped("options", ServeOptions, OPTIONS)
 
 @click.command("serve", cls=router.Command, short_help="Serve models to programs, over HTTP.")
 @engine_and_words(optional=True)
+@drafts_options
 @grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
 @serve_options
 @grouped("models", RouterOptions, router.OPTIONS)

@@ -24,6 +24,8 @@ class Turn:
     """Tells the answer under way from an older one."""
     sampler: Any = None
     """The answer's."""
+    drafts: Any = None
+    """What may follow in it."""
     prefill_ms: float = 0.0
     """What reading the last prompt took."""
     stage_ms: dict[str, float] = field(default_factory=dict)

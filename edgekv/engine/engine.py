@@ -305,6 +305,19 @@ class Engine:
             and not self._has_room(info.bytes_now + n_beside)
         )
 
+    def n_alike(self) -> int:
+        """Tokens that the next step may have so that the recent buffer is compressed and rounded
+        behind the same tokens as if each had a step of its own.
+        """
+        info, s = self.store.memory(), self.settings
+        if info.has_archive or info.went_back:
+            return 1
+        most = info.n_alike
+        if s.compresses and not self._has_room(info.bytes_now):
+            left = max(s.tail, s.window) - (info.n_past - self._recent_begin(info))
+            most = min(most, left)
+        return max(most, 1)
+
     def _has_room(self, n_bytes: int) -> bool:
         """Whether a limit for the cache, of which n_bytes are taken, lets the recent buffer grow.
         Not with another limit, which may be smaller, and not with recurrent layers, whose mark

@@ -12,7 +12,11 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekv.chat import completion, parts
+from edgekv.chat.drafts import Ngrams
 from edgekv.chat.sampler import Sampler, Sampling
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
 from edgekv.errors import BadInput
@@ -138,6 +142,29 @@ class Answering(Evaluation):
 
     # ---- tokens
 
+    @property
+    def draft_model(self) -> Any:
+        """What the parent asks for drafts; None: for none."""
+        return self._kv_draft if self.is_drafting else None
+
+    @draft_model.setter
+    def draft_model(self, given: Any) -> None:
+        self._kv_given_drafts = given
+
+    def drafts(self) -> Ngrams:
+        """Those of an answer that begins."""
+        return Ngrams(self._kv_drafting, self.costs)
+
+    def _kv_draft(self, tokens: NDArray[np.intc]) -> NDArray[np.intc]:
+        """The tokens that may follow, as many as can be checked."""
+        most = self.most_drafted()
+        if self._kv_given_drafts is not None:
+            draft = self._kv_given_drafts(tokens).astype(np.intc)[:most]
+        else:
+            draft = np.array(self.turn.drafts.next(tokens, most), np.intc)
+        self._kv_is_check = len(draft) > 0
+        return draft
+
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's arguments for edgekv's sampler. Raises BadInput for a grammar that cannot
         be read, which would end the process otherwise.
@@ -173,8 +200,9 @@ class _Sampler:
         logits = self._sampler.logits(index)
         if self._processors:
             logits = logits.copy()
+            tokens = self._llm._input_ids[: self._llm.n_tokens + 1 + index]  # a draft is not read
             for processor in self._processors:
-                logits[:] = processor(self._llm._input_ids, logits)
+                logits[:] = processor(tokens, logits)
         return self._sampler.draw(logits)
 
     def close(self) -> None:

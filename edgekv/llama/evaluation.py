@@ -30,12 +30,15 @@ class Evaluation(LoadedModel):
         """
         with self.guard.use():
             self._kv_stop_if_cancelled()
+            is_check, self._kv_is_check = self._kv_is_check, False
             tokens = list(tokens)
             if not tokens:
                 return
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
             begin, clock = time.perf_counter(), self.engine and self.engine.turn.clock
-            if self.engine is None:
+            if is_check and len(tokens) > 1:
+                self._kv_check(tokens)
+            elif self.engine is None:
                 n_before = self.n_tokens
                 tokens = self._kv_with_missing(tokens)
                 self._kv_eval_whole(tokens, n_before)
@@ -43,7 +46,7 @@ class Evaluation(LoadedModel):
                 self._kv_eval(self.engine, tokens)
             self.n_evaluated += len(tokens)
             self.turn.checkpoints.has_read(self)
-            if len(tokens) > 1:
+            if len(tokens) > 1 and not is_check:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
                 self.turn.prefill_ms = 1e3 * (time.perf_counter() - begin)
                 self.turn.stage_ms = (
@@ -51,6 +54,35 @@ class Evaluation(LoadedModel):
                     if self.engine and self.engine.turn.clock is not clock
                     else {}
                 )  # a short turn may be appended as it is
+
+    def check(self, token: int, draft: Sequence[int]) -> None:
+        """Evaluate the token that was written last, and a draft of those that may follow: logits
+        have the indices -len(draft) - 1 to -1. What of it turns out wrong is taken back with
+        `back_to`. The draft has `most_drafted` tokens at most.
+        """
+        self._kv_is_check = len(draft) > 0
+        self.eval([token, *draft])
+
+    def most_drafted(self) -> int:
+        """Tokens of a draft that can be checked now, with the one before them."""
+        if not self.can_take_back:
+            return 0
+        params, n_left = self.context_params, self._n_ctx - self.n_tokens
+        most = min(native.OUTPUTS, params.n_ubatch, self.n_batch, n_left)
+        if self.engine is not None:
+            most = min(most, self.engine.n_alike())
+        return max(most - 1, 0)
+
+    def _kv_check(self, tokens: list[int]) -> None:
+        if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
+            raise EdgeKVError("this conversation cannot be taken back: reset it")
+        if self.engine is not None:
+            self._kv_make_way(self.engine, 1)
+        try:
+            self._kv_step(tokens, logits_all=True)
+        except StepFailed:
+            self._kv_stop_if_cancelled()  # the step ended for that
+            raise
 
     def _kv_eval_whole(self, tokens: list[int], n_before: int) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves a conversation
@@ -66,7 +98,7 @@ class Evaluation(LoadedModel):
             for i, end in pairwise([*sorted(starts), len(tokens)]):
                 if len(tokens) > 1:
                     self._kv_report(i, len(tokens))
-                with _told_why():
+                with _told_why(), self._kv_timed(end - i):
                     super().eval(tokens[i:end])
                 self.turn.checkpoints.reached(self)
             if len(tokens) > 1:
@@ -145,20 +177,37 @@ class Evaluation(LoadedModel):
             )
             self._kv_accept(tokens, n_logits=1)
             return
-        if kv.recent_is_full(len(tokens), self.turn.checkpoints.n_bytes):
+        self._kv_make_way(kv, len(tokens))
+        self._kv_step(tokens, self._logits_all)
+
+    def _kv_make_way(self, kv: Engine, n_more: int) -> None:
+        """Compress the recent buffer if so many tokens would make it too long."""
+        if kv.recent_is_full(n_more, self.turn.checkpoints.n_bytes):
             self.turn.checkpoints.save(self)
             kv.compress_recent(self.input_ids[: self.n_tokens])
-        elif len(tokens) > 1:
+        elif n_more > 1:
             kv.store.mark()  # a turn begins: its answer may be wanted again
-        kv.mark_recent(len(tokens))
-        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
-        with _told_why(lambda: self._kv_outcome(kv)):
-            self._ctx.decode(self._batch)
-        self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
+        kv.mark_recent(n_more)
 
-    def _kv_outcome(self, kv: Engine) -> str:
-        """What a step that failed has left; the bookkeeping follows the store."""
-        if kv.store.memory().n_past == self.n_tokens:
+    def _kv_step(self, tokens: list[int], logits_all: bool) -> None:
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=logits_all)
+        with _told_why(self._kv_outcome), self._kv_timed(len(tokens)):
+            self._ctx.decode(self._batch)
+        self._kv_accept(tokens, n_logits=len(tokens) if logits_all else 1)
+
+    @contextmanager
+    def _kv_timed(self, n_tokens: int) -> Iterator[None]:
+        """A `with` block that decodes: where drafts are made, its time says what a pass takes."""
+        begin = time.perf_counter()
+        yield
+        if self.is_drafting and n_tokens <= native.OUTPUTS:
+            llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
+            self.costs.took(n_tokens, 1e3 * (time.perf_counter() - begin))
+
+    def _kv_outcome(self) -> str:
+        """What a step that failed has left; the bookkeeping follows the cache."""
+        native.take_back(self.ctx, self.n_tokens)
+        if state.n_cached(self) == self.n_tokens:
             return AS_BEFORE
         self.reset()  # recurrent layers had gone on already, and know no way back
         return "the conversation is lost"

@@ -55,6 +55,10 @@ class Llama(Answering):
     lora_path, lora_scale: one LoRA adapter or a list of them, and by how much of each the weights
     change. Unlike the parent's, an adapter leaves the model's file mapped. A profile is one of the
     model alone, whatever its adapters.
+    spec_type: drafts, 'none' or 'ngram-simple': tokens that followed before where the answer's last
+    spec_ngram_size_n tokens were the same are checked in one pass, spec_ngram_size_m of them at
+    most. An answer is what it would be without, as far as a pass of several tokens rounds as one of
+    a single token does (docs/drafts.md). draft_model: a source of your own, as the parent's.
     kv_overrides: as the parent's; a value of another type than in the model's file is refused.
 
     One thread at a time may use the model; another one gets an EdgeKVError. Use the model in a
@@ -117,6 +121,8 @@ class Llama(Answering):
         type_k, type_v = self._kv_types
         kept = {"kv": self._kv_config, "type_k": type_k, "type_v": type_v, **self._kv_places}
         kept["rpc_servers"] = self._kv_servers
+        kept["draft_model"] = self._kv_given_drafts
+        kept |= self._kv_drafting.arguments()
         return {**super().__getstate__(), **kept}
 
     # ---- text
@@ -127,11 +133,11 @@ class Llama(Answering):
 
         Raises Cancelled after `kv_cancel`, and EdgeKVError if another prompt was given meanwhile.
         """
-        answer, inner, reply = object(), None, None
+        answer, inner, reply, n_sure = object(), None, None, None
         try:
             with self.guard.use():
                 self.guard.begin_answer()
-                self.turn.answer = answer
+                self.turn.answer, self.turn.drafts = answer, self.drafts()
                 self._kv_stop_if_cancelled()
                 tokens = self._kv_prepare(list(tokens), kwargs.get("reset", True))
                 inner = super().generate(tokens, *args, **kwargs)
@@ -148,12 +154,17 @@ class Llama(Answering):
                         token = inner.send(reply)
                     except StopIteration:
                         return
+                    # of those that were read; behind them may lie what is left of a draft
+                    n_sure = self.n_tokens if n_sure is None else n_sure + 1 + len(reply or ())
                 reply = yield token
         finally:
             if inner is not None:
                 inner.close()
             if self.turn.answer is answer:
-                self.turn.answer = None
+                if n_sure is not None and n_sure < self.n_tokens:
+                    with self.guard.use():
+                        self.back_to(n_sure)
+                self.turn.answer = self.turn.drafts = None
                 self._kv_free_sampler()
                 self.turn.cuts = []
                 self._kv_stop.value = False

@@ -14,6 +14,7 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import size_text
+from edgekv.chat.drafts import Costs, Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.choice.settings import Settings, resolve
 from edgekv.choice.stored import picked
@@ -35,6 +36,8 @@ from edgekv.model.words import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edgekv.llama_cpp.llama_speculative import LlamaDraftModel
 
 CANCELLED = "cancelled: the conversation is as before this turn"
 VOCAB_ONLY = "this model was loaded with vocab_only=True: it has words, and no weights"
@@ -73,11 +76,17 @@ class LoadedModel(Face):
         lora_path: str | Sequence[str] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        spec_type: str = Drafting.type,
+        spec_ngram_size_n: int = Drafting.ngram_size_n,
+        spec_ngram_size_m: int = Drafting.ngram_size_m,
         **given: Unpack[Arguments],
     ) -> None:
         self._kv_start(kv_progress)
         path, kwargs = str(model_path), dict[str, Any](given)
         _check_names(kwargs)
+        # not the parent's business: it would keep the logits of all tokens for one
+        given_drafts = kwargs.pop("draft_model", None)
+        self._kv_drafting = Drafting(spec_type, spec_ngram_size_n, spec_ngram_size_m)
         self._kv_vocab_only = bool(kwargs.get("vocab_only"))
         facts.check_gguf(path, self._kv_vocab_only)
         if not self._kv_vocab_only:
@@ -120,6 +129,7 @@ class LoadedModel(Face):
                 raise BadInput(f"{path}: {why}") from error
         self.tokenizer_ = kwargs.get("tokenizer") or Tokenizer(self)
         self.lora_path, self.lora_scale = lora_path, lora_scale
+        self.draft_model = given_drafts
         self._kv_finish(bool(kwargs.get("embedding")))
 
     def _kv_start(self, progress: Callable[[int, int], None] | None) -> None:
@@ -137,6 +147,10 @@ class LoadedModel(Face):
         self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
+        self.costs = Costs()
+        self._kv_given_drafts: LlamaDraftModel | None = None
+        self._kv_is_check = False
+        """The next tokens to be evaluated are a written one and a draft."""
         self.kv_progress = progress
 
     def _kv_configure(self, path: str, config: KVConfig, arguments: dict[str, Any]) -> None:
@@ -158,9 +172,7 @@ class LoadedModel(Face):
         stores = self.settings.stores
         if stores and arguments.get("embedding"):
             raise BadInput(EMBEDDINGS)
-        self._kv_few_outputs = (
-            stores and not arguments.get("logits_all") and arguments.get("draft_model") is None
-        )
+        self._kv_few_outputs = stores and not arguments.get("logits_all")
 
     def _kv_finish(self, embedding: bool) -> None:
         """Adapters and the engine for what the parent has loaded. Raises BadInput, and closes it,
@@ -180,6 +192,19 @@ class LoadedModel(Face):
         except BadInput:
             self.close()
             raise
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether answers are written with drafts."""
+        return self._kv_drafting.is_on or self._kv_given_drafts is not None
+
+    @property
+    def can_take_back(self) -> bool:
+        """Whether single tokens behind a prompt can be taken back."""
+        model = self._model.model
+        return not (
+            llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
+        )
 
     @property
     def _sampler(self) -> Any:
@@ -299,21 +324,17 @@ class LoadedModel(Face):
             raise BadInput(remote.UNCOMPRESSED)
 
     def _kv_check_drafts(self, settings: Settings) -> None:
-        """Raises BadInput if drafts could not be taken back from the compressed cache."""
-        if settings.archive_folder is not None and self.draft_model is not None:
+        """Raises BadInput if drafts could not be taken back."""
+        if not self.is_drafting:
+            return
+        if settings.archive_folder is not None:
             raise BadInput(
-                "with an archive tokens are written one by one: leave draft_model out, or"
-                " kv_archive and kv_recall"
+                "with an archive tokens are written one by one: leave drafts (spec_type,"
+                " draft_model) out, or kv_archive and kv_recall"
             )
-        if (
-            settings.stores
-            and self.draft_model is not None
-            and llama_cpp.llama_model_is_hybrid(self._model.model)
-            and not native.why_unsupported(self._model.model)
-        ):
+        if not self.can_take_back:
             raise BadInput(
-                "recurrent layers cannot take drafts back from a compressed cache: leave"
-                " draft_model out, or kv_ratio at 1 and kv_fast_prefill out"
+                "recurrent layers cannot take drafts back: leave spec_type and draft_model out"
             )
 
     def _kv_check_memory(self, settings: Settings) -> None:
@@ -370,7 +391,7 @@ class LoadedModel(Face):
 
     def _kv_make_context(self, stores: bool) -> Any:
         """Another context of this model, by `context_params`. Raises EdgeKVError."""
-        few = stores and not self._logits_all and self.draft_model is None
+        few = stores and not self._logits_all
         self.context_params.n_outputs_max = native.OUTPUTS if few else 0
         try:
             with native.next_context(stores):

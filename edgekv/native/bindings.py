@@ -24,7 +24,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 22
+ABI = 23
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -97,6 +97,7 @@ class CMemoryInfo(Structure):
             "has_archive",
             "can_go_back",
             "went_back",
+            "n_alike",
         )
     ]
 

@@ -63,7 +63,9 @@ class MemoryInfo:
     """n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
     and at the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it,
     and tokens in the copy (-1: there is none); of the archive its bytes, whether prompts are read
-    behind it, whether the conversation can go back to any token, and whether it did. See edgekv.h.
+    behind it, whether the conversation can go back to any token, and whether it did; tokens that
+    the next step may have so that rows are rounded behind the same ones as by steps of one. See
+    edgekv.h.
     """
 
     n_past: int
@@ -78,6 +80,7 @@ class MemoryInfo:
     has_archive: int = 0
     can_go_back: int = 0
     went_back: int = 0
+    n_alike: int = 0
 
     @property
     def fixed(self) -> int:

@@ -8,6 +8,20 @@ from edgekv.serve.errors import ApiError
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Those that were checked, their tokens, and how many of these were right."""
+
+    n: int = 0
+    n_tokens: int = 0
+    n_right: int = 0
+
+    def __add__(self, other: Drafts) -> Drafts:
+        return Drafts(
+            self.n + other.n, self.n_tokens + other.n_tokens, self.n_right + other.n_right
+        )
+
+
+@dataclass(frozen=True)
 class Counts:
     """Tokens of an answer by now, and the time they took. n_cached of the prompt's tokens were
     there.
@@ -18,6 +32,7 @@ class Counts:
     n_written: int = 0
     read_ms: float = 0.0
     write_ms: float = 0.0
+    drafts: Drafts = Drafts()
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class Done:
     cache: Cache
     n_decodes: int = 0
     """Calls of llama.cpp that it took."""
+    drafts: Drafts = Drafts()
 
     @property
     def n_written(self) -> int:
@@ -92,7 +108,14 @@ class Done:
 
     @property
     def counts(self) -> Counts:
-        return Counts(self.n_prompt, self.n_cached, self.n_written, self.read_ms, self.write_ms)
+        return Counts(
+            self.n_prompt,
+            self.n_cached,
+            self.n_written,
+            self.read_ms,
+            self.write_ms,
+            self.drafts,
+        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
 from edgekv.native import llama_cpp
 from edgekv.serve.conversations import Turns
-from edgekv.serve.events import Cache, Counts, Done, Event, Progress, TokenLogprob, Written
+from edgekv.serve.events import Cache, Counts, Done, Drafts, Event, Progress, TokenLogprob, Written
 from edgekv.serve.request import Request
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Job:
         self.is_cancelled, self.state = False, State.WAITING
         self.n_prompt, self.n_cached, self.n_written = len(request.prompt.tokens), 0, 0
         self.read_ms = self.write_ms = 0.0
+        self.drafts = Drafts()
         self.switch_s = 0.0
         """Seconds that it took to make this conversation current again."""
         self._close = ExitStack()
@@ -85,6 +86,9 @@ class Job:
         self._talk = ""
         """The id of its conversation."""
         self._close.callback(lambda: conversations.give_up(self._talk))
+        self._guesses = llm.drafts()
+        self._n_sure: int | None = None
+        """Tokens of the conversation, while there may be a draft behind them."""
         self.state = State.READING
 
     def close(self) -> None:
@@ -98,10 +102,18 @@ class Job:
 
     @property
     def counts(self) -> Counts:
-        return Counts(self.n_prompt, self.n_cached, self.n_written, self.read_ms, self.write_ms)
+        return Counts(
+            self.n_prompt,
+            self.n_cached,
+            self.n_written,
+            self.read_ms,
+            self.write_ms,
+            self.drafts,
+        )
 
     def step(self, is_current: bool) -> bool:
-        """Read the prompt, or write a token. False: the answer is complete.
+        """Read the prompt, or write a token and as many of its draft as were right. False: the
+        answer is complete.
 
         is_current: no other answer has used the model since the last step.
         """
@@ -112,11 +124,32 @@ class Job:
         if self.n_written >= self._most:
             self._finish("length")
             return False
+        draft: list[int] = []
         if self.n_written or not is_current:  # the last token has not been read, or its logits left
-            self._read_last(is_current)
-        goes_on = self._write()
+            draft = self._read_last(is_current)
+        goes_on = self._write_checked(draft)
         self._count_time()
         return goes_on
+
+    def _write_checked(self, draft: list[int]) -> bool:
+        """Write a token, and as long as that was the draft's, another one."""
+        self._n_sure = self._llm.n_tokens - len(draft)
+        try:
+            for i in range(len(draft) + 1):
+                goes_on = self._write(i - len(draft) - 1)
+                if not goes_on or i == len(draft) or self._tokens[-1] != draft[i]:
+                    break
+                self._n_sure += 1
+                self.drafts += Drafts(n_right=1)
+        finally:
+            self._take_back()
+        return goes_on
+
+    def _take_back(self) -> None:
+        """What is left of a draft is none of the conversation's."""
+        if self._n_sure is not None:
+            self._llm.back_to(self._n_sure)
+        self._n_sure = None
 
     def _count_time(self) -> None:
         """Add the time since the step began, or since this was called last."""
@@ -163,11 +196,16 @@ class Job:
         self._most = room if wished is None else min(wished, room)
         self.state = State.WRITING
 
-    def _read_last(self, is_current: bool) -> None:
+    def _read_last(self, is_current: bool) -> list[int]:
+        """Read the last token, or what is missing before it too. Returns the draft that was read
+        with it.
+        """
         self._n_decodes += 1
         if is_current:
-            self._llm.eval(self._tokens[-1:])
-            return
+            draft = self._draft()
+            self.drafts += Drafts(int(len(draft) > 0), len(draft))
+            self._llm.check(self._tokens[-1], draft)
+            return draft
         begin = time.perf_counter()
         n = self._conversations.go_on(self._tokens, self._prompt)
         self._talk = self._conversations.current
@@ -175,9 +213,18 @@ class Job:
         for token in self._tokens[max(n, self.n_prompt) :]:  # together they have other logits
             self._llm.eval([token])
         self.switch_s = time.perf_counter() - begin
+        return []
 
-    def _write(self) -> bool:
-        token = self._sampler.draw()
+    def _draft(self) -> list[int]:
+        if not self._llm.is_drafting:
+            return []
+        most = min(self._llm.most_drafted(), self._most - self.n_written - 1)
+        return self._guesses.next(self._tokens, most)
+
+    def _write(self, index: int) -> bool:
+        """Write a token by the logits at an index of the last step."""
+        logits = self._sampler.logits(index)
+        token = self._sampler.draw(logits)
         if self._is_end(token):
             self._finish("stop")
             return False
@@ -185,7 +232,7 @@ class Job:
         self._tokens.append(token)
         data = self._piece(token)
         if self.request.n_probs is not None:
-            self._logprobs.append(self._logprob(token, data))
+            self._logprobs.append(self._logprob(token, data, logits))
         text = self._stops.feed(data)
         if text:
             self._say(text)
@@ -208,6 +255,7 @@ class Job:
         self._logprobs, self._n_said = [], self.n_written
 
     def _finish(self, finish: str) -> None:
+        self._take_back()
         rest = "" if self._stops.found is not None else self._stops.feed(b"", final=True)
         if self._stops.found is not None:
             finish = "stop"
@@ -226,6 +274,7 @@ class Job:
                 self.write_ms,
                 self._cache(),
                 self._n_decodes,
+                self.drafts,
             )
         )
 
@@ -245,11 +294,11 @@ class Job:
     def _piece(self, token: int) -> bytes:
         return self._llm.detokenize([token], special=token in self.request.prompt.syntax.shown)
 
-    def _logprob(self, token: int, data: bytes) -> TokenLogprob:
+    def _logprob(self, token: int, data: bytes, drawn_from: NDArray[np.float32]) -> TokenLogprob:
         """Of the model's own logits, or behind the samplers, as the request says."""
         if self.request.probs_drawn:
             return self._drawn(token, data)
-        logits: NDArray[np.float64] = self._sampler.logits().astype(np.float64)
+        logits: NDArray[np.float64] = drawn_from.astype(np.float64)
         peak = logits.max()
         logs = logits - peak - np.log(np.exp(logits - peak).sum())
         n = min(self.request.n_probs or 0, len(logs))

@@ -21,7 +21,6 @@ from edgekv.serve.settings import generation_settings, limit_settings, sampling_
 router = APIRouter()
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-NO_DRAFTS = "None: no tokens are drafted here."
 SILENT_S, READING_S = 60, 600
 """Seconds after which a model counts as stuck: in a step, and in a part of a prompt."""
 
@@ -179,9 +178,12 @@ def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
         "tokens_predicted_seconds_total": ("Time in which tokens were written.", totals.write_s),
         "n_decode_total": ("Calls of llama_decode.", totals.n_decodes),
         "n_tokens_max": ("Most tokens that a conversation had.", totals.n_most),
-        "spec_decode_num_draft_tokens_total": (NO_DRAFTS, 0),
-        "spec_decode_num_accepted_tokens_total": (NO_DRAFTS, 0),
-        "spec_decode_num_drafts_total": (NO_DRAFTS, 0),
+        "spec_decode_num_draft_tokens_total": ("Tokens of drafts.", totals.drafts.n_tokens),
+        "spec_decode_num_accepted_tokens_total": (
+            "Tokens of drafts that were right.",
+            totals.drafts.n_right,
+        ),
+        "spec_decode_num_drafts_total": ("Drafts that were checked.", totals.drafts.n),
     }
     for name, (about, value) in counters.items():
         yield f"llamacpp:{name}", "counter", about, value

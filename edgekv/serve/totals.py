@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgekv.serve.events import Cache, Done
+from edgekv.serve.events import Cache, Done, Drafts
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Totals:
     n_answers: int = 0
     n_decodes: int = 0
     """Calls of llama.cpp."""
+    drafts: Drafts = Drafts()
     n_most: int = 0
     """Tokens of the longest conversation."""
     read_s: float = 0.0
@@ -35,5 +36,6 @@ class Totals:
             self.n_cached += done.n_cached
             self.n_written += done.n_written
             self.n_decodes += done.n_decodes
+            self.drafts += done.drafts
             self.read_s += done.read_ms / 1e3
             self.write_s += done.write_ms / 1e3

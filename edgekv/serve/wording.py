@@ -31,6 +31,7 @@ def timings(counts: Counts) -> dict[str, Any]:
     """
     n_read, n_steps = counts.n_prompt - counts.n_cached, max(counts.n_written - 1, 0)
     read_ms, write_ms = round(counts.read_ms, 3), round(counts.write_ms, 3)
+    drafts = {"draft_n": counts.drafts.n_tokens, "draft_n_accepted": counts.drafts.n_right}
     return {
         "cache_n": counts.n_cached,
         "prompt_n": n_read,
@@ -41,6 +42,7 @@ def timings(counts: Counts) -> dict[str, Any]:
         "predicted_ms": write_ms,
         "predicted_per_token_ms": _ratio(write_ms, n_steps),
         "predicted_per_second": _ratio(1e3 * n_steps, write_ms),
+        **(drafts if counts.drafts.n else {}),
     }
 
 

@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 22 // changes with any signature or struct below
+#define EDGEKV_ABI 23 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -155,6 +155,9 @@ struct edgekv_memory_info {
     int64_t can_go_back;
     // 1: it went back behind the boundary, and the next token is to be read as a prompt
     int64_t went_back;
+    // tokens that the next step may have so that rows are rounded, and move, behind the same tokens
+    // as if each had a step of its own
+    int64_t n_alike;
 };
 LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
 

@@ -166,11 +166,11 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
 // (arXiv 2402.02750)
 static constexpr int32_t RECENT_MAX = 192, RECENT_STAY = 128, RECENT_STEP = 64;
 
-bool edgekv_layer::has_room(int32_t n) const {
-    if (waits()) return n_recent + n <= cap_recent;
-    for (int k = 0; k < n_head_kv; ++k)
-        if (len[k] + n > cap[k]) return false;
-    return true;
+int32_t edgekv_layer::room() const {
+    if (waits()) return cap_recent - n_recent;
+    int32_t n = INT32_MAX;
+    for (int k = 0; k < n_head_kv; ++k) n = std::min(n, cap[k] - len[k]);
+    return n;
 }
 
 void edgekv_layer::make_room(int32_t n) {

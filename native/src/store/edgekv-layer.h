@@ -103,8 +103,9 @@ struct edgekv_layer : edgekv_shape {
     // whether new rows wait
     bool waits() const { return rounds_late && selects(); }
     int32_t n_rounded(int head) const { return len[head] - n_recent; }
-    // for n more rows of each head, where new rows of this layer go
-    bool has_room(int32_t n) const;
+    // rows that each head may still get, where new rows of this layer go
+    int32_t room() const;
+    bool has_room(int32_t n) const { return n <= room(); }
     // for n more that wait: those that have waited longest are rounded where they are too many
     void make_room(int32_t n);
     // all but the newest n_stay of them are rounded

@@ -111,6 +111,15 @@ void edgekv_store::reserve_tail(int32_t n) {
     note_peak();
 }
 
+int32_t edgekv_store::n_alike() const {
+    int32_t n = TAIL_STEP;
+    for (const auto & l : layers) {
+        const int32_t room = l->room();
+        if (room > 0) n = std::min(n, room);
+    }
+    return n;
+}
+
 static void keep_before(edgekv_layer & l, llama_pos p0) {
     std::vector<std::vector<int32_t>> keep(l.n_head_kv);
     std::vector<std::vector<llama_pos>> pos(l.n_head_kv);

@@ -70,6 +70,9 @@ struct edgekv_store {
     void place_pos(); // of all layers; after anything that moved rows
     // room for n more rows in every head; sliding-window layers drop what no future token sees
     void reserve_tail(int32_t n);
+    // Tokens that one step may have instead of several, so that rows move and are rounded behind the
+    // same ones: as many as there is room for, or as the next one makes room for
+    int32_t n_alike() const;
     // n more rows in every head, for tokens at pos, which the graph of a step is about to write;
     // reserve_tail has made room for them, and take_back undoes it
     void append(const llama_pos * pos, int32_t n);

@@ -1,0 +1,220 @@
+"""Drafts: answers are those without them, and what was wrong of one leaves nothing behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekv.chat.drafts import Costs, Drafting, Ngrams
+from edgekv.errors import BadInput
+from edgekv.serve.conversations import Turns
+from edgekv.serve.events import Done
+from edgekv.serve.job import Job
+from edgekv.serve.worker import Worker
+from tests.engine import load
+from tests.test_serve_worker import Log, request
+
+N = 90
+"""Tokens of an answer."""
+
+
+class Cheap(Costs):
+    """Checking costs nothing."""
+
+    def of(self, most: int) -> list[float]:
+        return [1.0] * (most + 1)
+
+
+class Known:
+    """A source of drafts that knows the answer, and is wrong at some tokens."""
+
+    def __init__(self, n_prompt: int, answer: list[int], n: int = 7) -> None:
+        self._n_prompt, self._answer, self._n, self.n_calls = n_prompt, answer, n, 0
+
+    def __call__(self, input_ids, /, **_):
+        self.n_calls += 1
+        begin = len(input_ids) - self._n_prompt
+        draft = np.array(self._answer[begin : begin + self._n], np.intc)
+        wrong = self.n_calls % (self._n + 2)
+        draft[wrong : wrong + 1] ^= 1
+        return draft
+
+
+def written(llm, prompt, n: int = N, **more) -> list[int]:
+    answer = llm.generate(list(prompt), **{"temp": 0.0, **more})
+    found = [next(answer) for _ in range(n)]
+    answer.close()
+    return found
+
+
+def rows(llm):
+    """Of every layer and head: which tokens it holds, and its keys and values."""
+    store = llm.engine.store
+    return [
+        (store.positions(il, k), *store.rows(il, k))
+        for il, layer in enumerate(store.layers)
+        for k in range(layer.n_head_kv)
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2", "refact"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("ratio", [0.2, 1.0])
+def test_an_answer_is_the_one_without_drafts(tiny, text, name, kind, ratio):
+    """Also where the recent buffer is compressed and rounded in the middle of it."""
+    if kind != "f16" and ratio == 1.0:
+        pytest.skip("llama.cpp's own cache rounds queries of one token otherwise")
+    prompt, more = text(300), dict(kv_ratio=ratio, kv_tail=40)
+    alone = load(tiny(name), kind, **more)
+    expected = written(alone, prompt)
+    source = Known(len(prompt), expected)
+    llm = load(tiny(name), kind, **more, draft_model=source)
+    assert written(llm, prompt) == expected
+    assert source.n_calls < N / 2
+    assert llm.tokens.tolist() == alone.tokens.tolist()
+    if ratio == 1.0:
+        return
+    for mine, theirs in zip(rows(llm), rows(alone), strict=True):
+        np.testing.assert_array_equal(mine[0], theirs[0])
+        for x, y in zip(mine[1:], theirs[1:]):
+            assert np.mean(np.abs(x - y) > 0.05) < 1e-3  # a rounding may fall the other way
+    again = text(30, seed=4)  # a turn that begins behind it
+    assert written(llm, [*llm.tokens, *again], 20) == written(alone, [*alone.tokens, *again], 20)
+
+
+@pytest.mark.parametrize("tail", [30, 2000])
+def test_rows_wait_as_without_drafts(tiny, text, tail):
+    """Rows of written tokens are halves until they are rounded, which no draft hastens."""
+    prompt, kind = text(200), dict(kv_ratio=0.5, kv_tail=tail)
+    alone = load(tiny("llama-gqa"), "q4_0", **kind)
+    expected = written(alone, prompt, 300)
+    llm = load(tiny("llama-gqa"), "q4_0", **kind, draft_model=Known(200, expected, 31))
+    assert written(llm, prompt, 300) == expected
+    assert llm.engine.store.memory().bytes_now == alone.engine.store.memory().bytes_now
+
+
+def test_an_answer_that_is_drawn_is_the_one_without_drafts(tiny, text):
+    prompt = text(200)
+    alone = load(tiny("llama-gqa"), kv_ratio=0.5, seed=7)
+    expected = written(alone, prompt, temp=1.0)
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5, seed=7, draft_model=Known(200, expected))
+    assert written(llm, prompt, temp=1.0) == expected
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
+def test_where_an_answer_is_left_nothing_of_a_draft_stays(tiny, text, ratio):
+    prompt = text(100)
+    expected = written(load(tiny("llama-gqa"), kv_ratio=ratio), prompt)
+    for n in (1, 2, 5, 9):
+        source = Known(100, expected, 31)
+        llm = load(tiny("llama-gqa"), kv_ratio=ratio, draft_model=source)
+        assert written(llm, prompt, n) == expected[:n]
+        assert llm.tokens.tolist() == [*prompt, *expected[: n - 1]]
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
+def test_ngrams_of_the_conversation_are_drafts(tiny, text, ratio):
+    lengths: list[list[int]] = [[], []]
+
+    def few(seen: list[int]):
+        """Texts of two tokens repeat themselves."""
+
+        def process(input_ids, logits):
+            seen.append(len(input_ids))
+            out = np.full_like(logits, -np.inf)
+            out[[40, 41]] = logits[[40, 41]]
+            return out
+
+        return [process]
+
+    alone, llm = (
+        load(tiny("llama-gqa"), kv_ratio=ratio, **more) for more in ({}, {"spec_type": "ngram-mod"})
+    )
+    llm.costs = Cheap()
+    expected = written(alone, text(120), 200, logits_processor=few(lengths[0]))
+    assert written(llm, text(120), 200, logits_processor=few(lengths[1])) == expected
+    assert lengths[1] == lengths[0], "a processor sees the answer, not the draft"
+    assert llm.n_evaluated > alone.n_evaluated, "nothing was drafted"
+
+
+def test_the_context_ends_an_answer_as_without_drafts(tiny, text):
+    bias = dict.fromkeys((2, 5), float("-inf"))
+    said = []
+    for more in ({}, {"spec_type": "ngram-mod"}):
+        llm = load(tiny("llama-gqa"), kv_ratio=0.5, n_ctx=256, **more)
+        llm.costs = Cheap()
+        done = llm.create_completion(
+            list(text(100)), max_tokens=None, temperature=0.0, logit_bias=bias
+        )
+        said.append(
+            (done["choices"][0]["text"], done["usage"], done["choices"][0]["finish_reason"])
+        )
+    assert said[0] == said[1]
+
+
+def answers(tiny, prompts, n_parallel: int, **more):
+    llm = load(tiny("llama-gqa"), n_ctx=1024, kv_ratio=0.5, **more)
+    llm.costs = Cheap()
+    worker = Worker(llm, Turns(llm), n_parallel)
+    worker.start()
+    try:
+        logs = [Log() for _ in prompts]
+        for prompt, log in zip(prompts, logs):
+            worker.submit(Job(request(prompt, 120, n_probs=2), log))
+        return [(log.wait(), log.text) for log in logs], worker.totals
+    finally:
+        worker.stop()
+        worker.join()
+        llm.close()
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_server_writes_the_same_with_drafts(tiny, text, n_parallel):
+    prompts = [[*text(30, seed), *text(30, seed)] for seed in range(3)]
+    expected, _ = answers(tiny, prompts, 1)
+    got, totals = answers(tiny, prompts, n_parallel, spec_type="ngram-simple")
+    assert [said for _, said in got] == [said for _, said in expected]
+    assert all(isinstance(done, Done) and done.n_written == 120 for done, _ in got)
+    assert 0 < totals.drafts.n_right <= totals.drafts.n_tokens
+    assert totals.n_decodes < 360
+
+
+def test_a_text_goes_on_as_before():
+    guesses = Ngrams(Drafting("ngram-simple", 3, 5), Cheap())
+    assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2], 9) == []
+    assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 9) == [4, 5, 6, 7, 1]
+    assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 2) == [4, 5]
+    assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 9], 9) == []
+
+
+def test_a_text_that_repeats_itself_goes_on_so():
+    guesses = Ngrams(Drafting("ngram-mod", 2, 6), Cheap())
+    assert guesses.next([9, 1, 2, 1, 2], 9) == [1, 2, 1, 2, 1, 2]
+
+
+def test_guesses_that_are_wrong_are_checked_no_more():
+    costs = Costs()
+    costs.took(1, 10.0)
+    guesses = Ngrams(Drafting("ngram-simple", 2), costs)
+    rng, tokens, n = np.random.default_rng(0), [], []
+    for _ in range(60):
+        tokens += [1, 2, int(rng.integers(100, 2**20))]
+        n.append(len(guesses.next(tokens[:-1], 9)))
+    assert n[1] > 0 and not any(n[-20:])
+
+
+def test_a_pass_costs_what_it_took_of_late():
+    costs = Costs()
+    assert costs.of(2) == [0, 1, 1]
+    costs.took(1, 10.0)
+    assert costs.of(3) == [0, 10, 12.5, 15]
+    costs.took(5, 30.0)
+    assert costs.of(6) == [0, 10, 15, 20, 25, 30, 35]
+    costs.took(5, 20.0)
+    assert costs.of(5)[5] == pytest.approx(27)
+
+
+@pytest.mark.parametrize("wrong", [{"spec_type": "ngram-cache"}, {"spec_ngram_size_n": 0}])
+def test_drafts_that_there_are_not_are_refused(tiny, wrong):
+    with pytest.raises(BadInput, match="draft"):
+        load(tiny("llama-gqa"), **wrong)
