@@ -58,7 +58,7 @@ def test_flash_attention_without_a_word_is_on(command):
         ("--context-shift", "-c"),
         ("--reasoning-budget 0", "--reasoning off"),
         ("--chat-template llama3", "--chat-template-file"),
-        ("--embedding", "llama-server"),
+        ("--models-preset x.ini", "start a server for each"),
         ("--ssl-key-file key.pem", "proxy"),
         ("--mmproj x.gguf", "leave --mmproj out"),
         ("-md x.gguf", "give --spec-type ngram-simple"),

@@ -40,8 +40,14 @@ ALIASES = {"list": "models", "ls": "models"}
 """Ollama's words for commands."""
 INSTEAD = {
     "show": "'edgekv info MODEL' says what a model is",
-    "ps": "nothing runs behind your back; a server of 'edgekv serve' says what it does at /slots",
-    "stop": "nothing runs behind your back; Ctrl-C ends a chat or a server",
+    "ps": "nothing runs behind your back; 'edgekv serve' lists what it has loaded at /api/ps",
+    "stop": (
+        "nothing runs behind your back; Ctrl-C ends a chat or a server, and a server of many models"
+        " unloads one at /models/unload"
+    ),
+    "launch": "examples/agent.md shows how coding agents use a server of 'edgekv serve'",
+    "signin": "there are no accounts here: models are files on this computer",
+    "signout": "there are no accounts here: models are files on this computer",
     "rm": "edgekv has no models of its own: delete the file, which 'edgekv models --json' names",
     "cp": "edgekv has no models of its own: copy the file, which 'edgekv models --json' names",
     "create": (

@@ -51,8 +51,6 @@ VALUES = (
 """The same, with a value."""
 REFUSED = {
     "--context-shift": "a context is not shifted here: leave --context-shift out, give a larger -c",
-    "--embedding --embeddings": "this server gives no embeddings: run llama-server for them",
-    "--rerank --reranking": "this server ranks no texts: run llama-server for it",
 }
 REFUSED_VALUES = {
     "-mm --mmproj": "this server reads no images: leave --mmproj out",

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekv.base.files import expanded
+from edgekv.commands import embedding as embedding_
 from edgekv.commands import llama_server, router
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
+from edgekv.commands.embedding import EmbeddingOptions
 from edgekv.commands.first_use import WHAT
 from edgekv.commands.later import Later
 from edgekv.commands.options import (
@@ -283,12 +285,14 @@ serve_options = grouped("options", ServeOptions, OPTIONS)
 @grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
 @serve_options
 @grouped("models", RouterOptions, router.OPTIONS)
+@grouped("embedding", EmbeddingOptions, embedding_.OPTIONS)
 @router.BEHIND
 def command(
     engine: EngineOptions,
     drawn: SamplingOptions,
     options: ServeOptions,
     models: RouterOptions,
+    embedding: EmbeddingOptions,
     behind_router: bool,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's, Anthropic's and Ollama's protocols.
@@ -310,6 +314,10 @@ def command(
         router.check_one()
     from edgekv.commands import load, packed
 
+    path = load.model_path(engine.model)
+    if embedding_.is_wanted(path, embedding):
+        embedding_.run(path, engine, options, embedding)
+        return
     engine = packed.with_settings_of_all(engine, options.packs)
     with listen(options.host, options.port) as listening, Later(takes_all=True) as later:
         server = Server(None, options, engine.verbose)

@@ -19,7 +19,7 @@ _BY_ARCHITECTURE = {"clip": "mmproj", "imatrix": "imatrix"}
 _VOCABULARY = "a vocabulary without weights; give the model's own file"
 EMBEDDER = (
     "it gives embeddings and writes no text: take another model; for embeddings there are"
-    " llama-server --embedding, and embedding=True in Python"
+    " edgekv serve, and embedding=True in Python"
 )
 _ENCODERS = (
     *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),

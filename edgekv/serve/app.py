@@ -43,12 +43,22 @@ def create_app(service: Service) -> FastAPI:
     options = service.options
     app = bare(options)
     app.state.service = service
+    app.state.one = _one(service)
     app.state.preparing = Preparing(options.parallel + options.max_queue)
     parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens)
     routers = [part.router for part in (*parts, extract, asking, paths)]
     for router in (*routers, paths.everywhere, page.router if options.page else paths.root):
         app.include_router(router)
     return app
+
+
+def _one(service: Service) -> paths.One:
+    usual = service.options.sampling
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+    parameters = "\n".join(f"{name:30} {getattr(usual, name)}" for name in names)
+    template = service.prompts.template.text
+    path, n_ctx = service.llm.model_path, service.asker.n_ctx
+    return paths.One(service.model, service.options.names, path, n_ctx, template, parameters)
 
 
 def bare(options: ServeOptions) -> FastAPI:

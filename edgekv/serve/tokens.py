@@ -104,10 +104,12 @@ def _prompt(service: Service, body: ApplyTemplateBody) -> Response:
 @router.post("/v1/embeddings")
 @router.post("/embeddings", include_in_schema=False)
 @router.post("/embedding", include_in_schema=False)
+@router.post("/api/embed", include_in_schema=False)
+@router.post("/api/embeddings", include_in_schema=False)
 async def embeddings() -> Response:
-    """Refused: a compressed cache gives none."""
+    """Refused: a server gives either texts or embeddings."""
     raise ApiError(
         400,
-        "this server gives no embeddings: run llama-server --embedding with an embedding model",
+        "this model gives no embeddings: serve an embedding model, or this one with --embedding",
         "not_supported_error",
     )

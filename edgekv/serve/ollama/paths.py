@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -10,15 +12,13 @@ from fastapi import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from edgekv.base.machine import rss_now
-from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.ollama.bodies import PullBody, ShowBody
 from edgekv.serve.ollama.models import VERSION, Model, missing
-from edgekv.serve.service import Service, service_of
 from edgekv.version import __version__
 
-router, everywhere, root = APIRouter(route_class=BoundedRoute), APIRouter(), APIRouter()
+router, everywhere, root = APIRouter(), APIRouter(), APIRouter()
 """everywhere: what a server of many models answers, too; root: GET / where there is no page."""
 
 FOREVER = datetime(9999, 12, 31, tzinfo=timezone.utc).isoformat().replace("+00:00", "Z")
@@ -59,47 +59,60 @@ for _path, _why in NOT_HERE.items():
     )
 
 
+@dataclass(frozen=True)
+class One:
+    """The one model of a server. names: others that it has; template, parameters: of /api/show."""
+
+    name: str
+    names: Sequence[str]
+    path: str
+    n_ctx: int
+    template: str = ""
+    parameters: str = ""
+
+    def is_named(self, name: str) -> bool:
+        return name.removesuffix(":latest") in (self.name, *self.names)
+
+    def listed(self) -> dict[str, Any]:
+        return Model.of(self.path).listed(self.name)
+
+
+def _one(http: HttpRequest) -> One:
+    found: One = http.app.state.one
+    return found
+
+
 @router.get("/api/tags")
 async def tags(http: HttpRequest) -> dict[str, Any]:
     """The one model."""
-    service = service_of(http)
-    return {"models": [_model(service).listed(service.model)]}
+    return {"models": [_one(http).listed()]}
 
 
 @router.get("/api/ps")
 async def ps(http: HttpRequest) -> dict[str, Any]:
     """The one model, which stays; size: what the server takes in main memory now."""
-    service = service_of(http)
+    one = _one(http)
     running = {"size": rss_now(), "size_vram": 0, "expires_at": FOREVER}
-    running["context_length"] = service.asker.n_ctx
-    return {"models": [{**_model(service).listed(service.model), **running}]}
+    return {"models": [{**one.listed(), **running, "context_length": one.n_ctx}]}
 
 
 @router.post("/api/show")
 async def show(body: ShowBody, http: HttpRequest) -> Response:
     """What the model's file says of it, and how the server draws tokens."""
-    service = service_of(http)
-    if body.named.removesuffix(":latest") not in (service.model, *service.options.names):
+    one = _one(http)
+    if not one.is_named(body.named):
         raise missing(body.named)
-    usual = service.options.sampling
-    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-    parameters = "\n".join(f"{name:30} {getattr(usual, name)}" for name in names)
-    template = service.prompts.template.text
-    return Json(_model(service).shown(template, parameters, bool(body.verbose)))
+    return Json(Model.of(one.path).shown(one.template, one.parameters, bool(body.verbose)))
 
 
 @router.post("/api/pull")
 async def pull(body: PullBody, http: HttpRequest) -> Response:
     """Clients have a model pulled before they use it: the one that is there is there."""
-    service = service_of(http)
-    if body.named.removesuffix(":latest") in (service.model, *service.options.names):
+    one = _one(http)
+    if one.is_named(body.named):
         return Json({"status": "success"})
     raise ApiError(
         501,
-        f"this server has the one model {service.model} and downloads none: 'edgekv pull"
-        " USER/REPO' does that",
+        f"this server has the one model {one.name} and downloads none: 'edgekv pull USER/REPO'"
+        " does that",
     )
-
-
-def _model(service: Service) -> Model:
-    return Model.of(service.llm.model_path)

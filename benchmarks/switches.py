@@ -1,0 +1,152 @@
+"""What `edgekv serve` without a model does when models take turns.
+
+    python benchmarks/switches.py [-m MODEL] [--switches 100] [--words="--kv-ratio 0.2"]
+
+Three links to the model's file are three models. In turns: each one is asked three times, and has
+its conversation back from --cache-disk, while --models-memory is one and a half times what the
+first one took. Crash: with two models loaded one's process is killed (kill -9). Switches: two
+models in turns, one loaded at a time; memory of the router's own process along the way. Without
+-m the model is one of the tests' tiny ones. Markdown goes to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
+
+from process import heading  # noqa: E402
+from served import MIB, PATIENCE, Server, serving  # noqa: E402
+
+from tests import models  # noqa: E402
+
+NAMES = ("one", "two", "three")
+QUESTIONS = ("the rain in the air is an art " * 40, "abc", "def")
+LOOK_S = 0.02
+
+
+def main() -> None:
+    options = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        path = Path(options.model or models.write("llama-gqa", place)).resolve()
+        (place / "models").mkdir()
+        for name in NAMES:
+            (place / "models" / f"{name}.gguf").hardlink_to(path)
+        words = ["--models-dir", str(place / "models"), "-c", "2048", *options.words.split()]
+        print(heading("switches.py"))
+        print_turns(words, place)
+        print_crash(words)
+        print_switches(words, options.switches)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model")
+    parser.add_argument("--switches", type=int, default=100)
+    parser.add_argument("--words", default="")
+    return parser.parse_args()
+
+
+Messages = list[dict[str, str]]
+
+
+def ask(server: Server, name: str, messages: Messages) -> tuple[int, int]:
+    """Tokens of the prompt, and those that were known before. The answer joins the messages."""
+    body = {"model": name, "messages": messages, "max_tokens": 4, "temperature": 0}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    said = reply.raise_for_status().json()
+    messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
+    usage = said["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def children(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children()
+
+
+def rss(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
+
+
+@contextmanager
+def peak_of_children(server: Server) -> Iterator[list[int]]:
+    """A `with` block behind which the list has one number: most bytes that all had together."""
+    most, is_over = [0], threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_S):
+            most[0] = max(most[0], sum(map(rss, children(server))))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield most
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def print_turns(words: list[str], place: Path) -> None:
+    words = [*words, "--cache-disk", str(place / "disk")]
+    with serving(words) as server:
+        ask(server, NAMES[0], [{"role": "user", "content": "abc"}])
+        (alone,) = map(rss, children(server))
+    limit = alone * 3 // 2
+    talks: dict[str, Messages] = {name: [] for name in NAMES}
+    print(f"\nOne model takes {alone / MIB:.0f} MiB, three may take {limit / MIB:.0f} MiB.\n")
+    print("| turn | " + " | ".join(f"{name}: tokens, known" for name in NAMES) + " |")
+    print("|---|" + "---|" * len(NAMES))
+    with (
+        serving([*words, "--models-memory", str(limit)]) as server,
+        peak_of_children(server) as most,
+    ):
+        for turn, question in enumerate(QUESTIONS, 1):
+            cells = []
+            for name, talk in talks.items():
+                talk.append({"role": "user", "content": question})
+                cells.append("{:,}, {:,}".format(*ask(server, name, talk)))
+            print(f"| {turn} | {' | '.join(cells)} |")
+    print(f"\nAll processes of models took {most[0] / MIB:.0f} MiB at most.\n")
+
+
+def print_crash(words: list[str]) -> None:
+    with serving(words) as server:
+        for name in NAMES[:2]:
+            ask(server, name, [{"role": "user", "content": "abc"}])
+        first, second = sorted(children(server), key=psutil.Process.create_time)
+        first.kill()
+        ask(server, NAMES[1], [{"role": "user", "content": "def"}])
+        stays = second.is_running()
+        ask(server, NAMES[0], [{"role": "user", "content": "def"}])
+    print(f"One process was killed: the other {'stayed' if stays else 'ended'}, both answer.\n")
+
+
+def print_switches(words: list[str], n: int) -> None:
+    print("| switches | router MiB | models' MiB | seconds a switch |\n|---|---|---|---|")
+    with serving([*words, "--models-max", "1"]) as server:
+        begin, marks = time.monotonic(), {1, n // 10, n // 2, n}
+        for i in range(1, n + 1):
+            ask(server, NAMES[i % 2], [{"role": "user", "content": "abc"}])
+            if i in marks:
+                own = rss(psutil.Process(server.process.pid)) / MIB
+                others = sum(map(rss, children(server))) / MIB
+                each = (time.monotonic() - begin) / i
+                print(f"| {i} | {own:.1f} | {others:.0f} | {each:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
