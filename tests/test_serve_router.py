@@ -59,7 +59,7 @@ class House:
 
     def run(self, test):
         async def all_of_it():
-            models = Models(self.options, self.start)
+            models = Models(self.options, self.start, 0)
             tending = asyncio.ensure_future(models.tend())
             try:
                 return await test(models)
@@ -150,6 +150,20 @@ def test_a_model_that_has_grown_makes_others_leave(tmp_path):
         while names(models) != ["b"]:
             assert time.monotonic() < end
             await asyncio.sleep(LOOK_S / 5)
+
+    house.run(test)
+
+
+def test_room_is_made_for_what_a_model_took_the_last_time(tmp_path):
+    house = House(tmp_path, models_memory=3 * SIZE)
+
+    async def test(models):
+        a, b = map(house.model, "ab")
+        async with models.using(a):
+            house.children[0].n_bytes = 2 * SIZE + SIZE // 2
+        await use(models, b)
+        await use(models, a)
+        assert names(models) == ["a"]
 
     house.run(test)
 

@@ -23,14 +23,14 @@ Start = Callable[[Found], Child]
 
 
 class Loaded:
-    """A model that is loaded, or is being loaded. keep_s: how long it stays without a request."""
+    """A model that is loaded, or is being loaded. keep_s: how long it stays without a request.
+    size: bytes that it takes, of its files at least.
+    """
 
-    def __init__(self, model: Found, child: Child, keep_s: float) -> None:
-        self.model, self.child, self.keep_s = model, child, keep_s
+    def __init__(self, model: Found, child: Child, keep_s: float, size: int) -> None:
+        self.model, self.child, self.keep_s, self.size = model, child, keep_s, size
         self.n_active, self.is_leaving = 0, False
         self.used = time.monotonic()
-        self.size = _file_bytes(model)
-        """Bytes: of its files, and of its process once that takes more."""
 
     @property
     def is_over(self) -> bool:
@@ -51,10 +51,14 @@ class Loaded:
 
 
 class Models:
-    """start: makes a model's process. All methods are the event loop's."""
+    """start: makes a model's process; n_own: bytes that any process takes. All methods are the
+    event loop's.
+    """
 
-    def __init__(self, options: RouterOptions, start: Start) -> None:
-        self._options, self._start = options, start
+    def __init__(self, options: RouterOptions, start: Start, n_own: int) -> None:
+        self._options, self._start, self._n_own = options, start, n_own
+        self._sizes: dict[str, int] = {}
+        """Of models that were loaded once."""
         self._loaded: dict[str, Loaded] = {}
         self._turn = asyncio.Lock()
         """Whoever holds it decides which model leaves: others wait in their order."""
@@ -87,6 +91,7 @@ class Models:
                 one.keep_s = keep_s
             one.n_active, one.used = one.n_active - 1, time.monotonic()
             one.measure()
+            self._sizes[model.path] = one.size
             async with self._is_idle:
                 self._is_idle.notify_all()
 
@@ -116,7 +121,8 @@ class Models:
         if not may_load:
             raise ApiError(400, f"{model.name} is not loaded: POST /models/load first")
         await self._make_room(model)
-        one = Loaded(model, self._start(model), self._options.keep_alive)
+        size = self._expected(model)
+        one = Loaded(model, self._start(model), self._options.keep_alive, size)
         self._loaded[model.path] = one
         return one
 
@@ -132,14 +138,14 @@ class Models:
 
         Raises ApiError for a model that is too large by itself.
         """
-        wanted, limit = _file_bytes(model), self._options.models_memory
-        if limit is not None and wanted > limit:
+        n_files, limit = _file_bytes(model), self._options.models_memory
+        if limit is not None and n_files > limit:
             raise ApiError(
                 400,
-                f"{model.name} has {size_text(wanted)}, and models may take {size_text(limit)}:"
+                f"{model.name} has {size_text(n_files)}, and models may take {size_text(limit)}:"
                 " see --models-memory",
             )
-        while self._loaded and not self._has_room(wanted):
+        while self._loaded and not self._has_room(self._expected(model)):
             there = self.all()
             leaving = [one for one in there if one.is_over]
             idle = [one for one in there if not one.n_active]
@@ -147,6 +153,10 @@ class Models:
                 await self.unload((leaving or idle)[-1])
             else:
                 await self._until_idle()
+
+    def _expected(self, model: Found) -> int:
+        """What it took the last time, or its files and a process take."""
+        return self._sizes.get(model.path, _file_bytes(model) + self._n_own)
 
     async def _until_idle(self) -> None:
         self._is_full = True

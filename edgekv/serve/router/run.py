@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
+from edgekv.base.machine import rss_now
 from edgekv.models.found.found import Found
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.router.app import create_router, new_state
@@ -33,7 +34,7 @@ class RouterServer(uvicorn.Server):
         def start(model: Found) -> Child:
             return Child(model.name, model.path, [*words, *_disk(options, model)], key)
 
-        self.models = Models(router, start)
+        self.models = Models(router, start, rss_now())  # a child begins as this process did
         app = create_router(options, new_state(router, self.models, key))
         super().__init__(configured(app, verbose))
 
