@@ -17,6 +17,7 @@ import argparse
 import json
 import multiprocessing
 import random
+import re
 import resource
 import signal
 import sys
@@ -176,7 +177,7 @@ Act = Callable[[Server, argparse.Namespace], str]
 @dataclass(frozen=True)
 class Row:
     """act: asks for too much, and returns what was answered; words: of the server's command line;
-    before: done first, returns further words; most_files: `ulimit -n`.
+    before: done first, returns further words; most_files: `ulimit -n`; largest_file: bytes.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Row:
     words: tuple[str, ...] = ()
     before: Callable[[argparse.Namespace, str], list[str]] | None = None
     most_files: int = 0
+    largest_file: int = 0
 
 
 def measured(row: Row, options: argparse.Namespace) -> str:
@@ -192,6 +194,8 @@ def measured(row: Row, options: argparse.Namespace) -> str:
     def limit() -> None:
         if row.most_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (row.most_files, row.most_files))
+        if row.largest_file:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (row.largest_file, row.largest_file))
 
     with tempfile.TemporaryDirectory() as folder:
         more = row.before(options, folder) if row.before else []
@@ -284,6 +288,7 @@ def leaves(server: Server, options: argparse.Namespace) -> str:
     return "it left" if said == "none" else said
 
 
+TOLD = re.compile(r"edgekv: conversation .*? is (forgotten|not on disk|read again|left out)")
 N_BEGUN = 40
 """Letters."""
 
@@ -375,6 +380,55 @@ def many_conversations(options: argparse.Namespace, folder: str) -> list[str]:
     return words
 
 
+N_TALKS = 12
+
+
+def talks(server: Server, options: argparse.Namespace) -> str:
+    """Prompts one after the other; what the log says of their conversations, and what became of the
+    files that were there: none may go.
+    """
+    files = talk_files(server)
+    said = many([talk(server, i, options) for i in range(N_TALKS)])
+    lines = Counter(line for line in TOLD.findall(server.log()))
+    told = ", ".join(f"{n} {what}" for what, n in sorted(lines.items()))
+    n_left = len(files & talk_files(server))
+    return f"{said}; {told or 'no line'}; {n_left} of {len(files)} files"
+
+
+def talk(server: Server, i: int, options: argparse.Namespace) -> str:
+    body = {"prompt": f"{i} {text(3000)}", "n_predict": 2}
+    return post(server, "/completion", json.dumps(body).encode(), options.patience)
+
+
+def talk_files(server: Server) -> set[str]:
+    """Of its --cache-disk."""
+    words = list(server.process.args)  # type: ignore[arg-type]
+    return {one.name for one in Path(words[words.index("--cache-disk") + 1]).glob("*.kvtalk")}
+
+
+def strange_files(options: argparse.Namespace, folder: str) -> list[str]:
+    """A folder with conversations of another ratio, and of this one some that are damaged."""
+    words = ["-c", "4096", "--cache-ram", "8", "--cache-disk", folder]
+    other = argparse.Namespace(**{**vars(options), "kv_ratio": "0.3"})
+    for one in (options, other):
+        before = set(Path(folder).iterdir())
+        server = Server(words_of(one, *words))
+        for i in range(N_TALKS):
+            talk(server, i, options)
+        server.end(signal.SIGTERM)
+        if one is options:
+            damage(sorted(set(Path(folder).iterdir()) - before))
+    return words
+
+
+def damage(files: list[Path]) -> None:
+    """Of four files each the first loses its end, the second all, and the third changes."""
+    for i, path in enumerate(files):
+        data = path.read_bytes()
+        ends = b"x" * min(len(data), 64)
+        path.write_bytes([data[: len(data) // 2], b"", data[: -len(ends)] + ends, data][i % 4])
+
+
 def start(server: Server, options: argparse.Namespace) -> str:
     return f"up after {server.start_s:.1f} s, {server.start_cpu_s:.1f} s of processor"
 
@@ -424,6 +478,23 @@ ROWS = (
     Row("200 idle connections, ulimit -n 64, 10 s", idle_connections, most_files=64),
     Row("a start with --cache-disk of 400 conversations", start, before=many_conversations),
     Row("a start without it", start, ("-c", "2048")),
+    Row(
+        "12 prompts, --cache-disk takes no file above 64 KiB",
+        talks,
+        ("-c", "4096", "--cache-ram", "8"),
+        before=lambda options, folder: ["--cache-disk", folder],
+        largest_file=1 << 16,
+    ),
+    Row(
+        "12 prompts, nothing can be written to --cache-disk",
+        talks,
+        ("-c", "4096", "--cache-ram", "8", "--cache-disk", "/sys/kernel"),
+    ),
+    Row(
+        "12 prompts, --cache-disk has damaged files and those of another ratio",
+        talks,
+        before=strange_files,
+    ),
 )
 
 
