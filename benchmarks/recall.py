@@ -1,12 +1,16 @@
 """Answers with tokens that are looked up again: the page docs/results/recall.md.
 
     python benchmarks/recall.py -m MODEL.gguf -f squad.json --lengths 3600 -n 12 -o NAME.json
+    python benchmarks/recall.py -m MODEL.gguf --needles 20 --lengths 16000 --caches 0.2,0.05+0.05
 
-The questions of `edgekv eval answers` are asked after the text was compressed. The full f16 cache
-answers; every other cache is judged by the KL divergence along that answer, at its first token, and
-by the share of tokens that are the same. Bytes are those of main memory behind the text, the index
-among them. "next word" is the time from the question's end to the answer's second token, less the
-first: one token behind the text. A cache is RATIO or RATIO+RECALL, or the cache type of a full one.
+The questions of `edgekv eval answers`, or for numbers that are hidden in one text, are asked after
+the text was compressed. The full f16 cache answers; every other cache is judged by the KL
+divergence along that answer, at its first token, by the share of tokens that are the same, and by
+how many answers would be the same to their end. Bytes are those of main memory behind the text, the
+index among them. "question" is the time from a question to the first token of its answer, "next
+word" that of one token behind it: medians. A cache is RATIO or RATIO+RECALL, or the cache type of a
+full one; `f16:64` is read in chunks of 64 tokens, which says how much of a difference is that of
+sums in another order.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -30,10 +35,12 @@ from edgekv import llama_cpp  # noqa: E402
 from edgekv.base.markdown import table  # noqa: E402
 from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
 from edgekv.models.demo import demo_path  # noqa: E402
+from edgekv_lab.eval.haystack import Count, fill, room  # noqa: E402
 from edgekv_lab.eval.interval import interval  # noqa: E402
 from edgekv_lab.eval.prompt import Prompt, prompt  # noqa: E402
-from edgekv_lab.eval.sample import Request  # noqa: E402
-from edgekv_lab.eval.tasks import answers  # noqa: E402
+from edgekv_lab.eval.sample import Request, Sample  # noqa: E402
+from edgekv_lab.eval.tasks import answers, needle  # noqa: E402
+from edgekv_lab.eval.text import sentences  # noqa: E402
 
 FULL = "f16"
 KINDS = {"f16": 1, "q8_0": 8, "q4_0": 2}
@@ -45,6 +52,8 @@ HEADS = (
     "interval",
     "first token",
     "same token",
+    "same answer",
+    "question, s",
     "next word, ms",
 )
 
@@ -56,8 +65,9 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
         ratio, _, recall = cache.partition("+")
         how |= {"kv_ratio": float(ratio), "kv_recall": float(recall or 0)}
     else:
-        kind = KINDS[cache]
-        how = {"kv_method": "full", "type_k": kind, "type_v": kind, "flash_attn": True}
+        name, _, n_ubatch = cache.partition(":")
+        how = {"kv_method": "full", "type_k": KINDS[name], "type_v": KINDS[name]}
+        how |= {"flash_attn": True, "n_ubatch": int(n_ubatch or 512)}
     return edgekv.Llama(model, n_ctx=n_ctx, n_threads=threads, verbose=False, **how)
 
 
@@ -104,18 +114,25 @@ def of_full(asker: Asker, question: Sequence[int], most: int) -> Answer:
         logits = asker.step(tokens[-1:])
 
 
-def judged(
-    asker: Asker, question: Sequence[int], answer: Answer
-) -> tuple[np.ndarray, float, float]:
-    """KL of each token, share of the same ones, seconds of a token."""
+class Judged(NamedTuple):
+    """kl, same [n]: of an answer's tokens; seconds of the question, and of a token behind it."""
+
+    kl: np.ndarray
+    same: np.ndarray
+    question: float
+    word: float
+
+
+def judged(asker: Asker, question: Sequence[int], answer: Answer) -> Judged:
     tokens, whole = answer
-    found = [asker.ask(question)]
     begin = time.perf_counter()
+    found = [asker.ask(question)]
+    asked = time.perf_counter()
     for token in tokens[:-1]:
         found.append(asker.step([token]))
-    took = (time.perf_counter() - begin) / max(len(tokens) - 1, 1)
+    word = (time.perf_counter() - asked) / max(len(tokens) - 1, 1)
     got = log_softmax(np.array(found))
-    return divergence(whole, got), float((got.argmax(1) == np.array(tokens)).mean()), took
+    return Judged(divergence(whole, got), got.argmax(1) == np.array(tokens), asked - begin, word)
 
 
 def texts(prompts: Sequence[Prompt]) -> Iterator[tuple[tuple[int, ...], list[tuple[int, Prompt]]]]:
@@ -124,16 +141,12 @@ def texts(prompts: Sequence[Prompt]) -> Iterator[tuple[tuple[int, ...], list[tup
 
 
 def row(name: str, asker: Asker, prompts: Sequence[Prompt], whole: Sequence[Answer]) -> list[Any]:
-    kl, first, same, took, used, full = [], [], [], [], 0, 1
+    of, used, full = list[Judged](), 0, 1
     for text, some in texts(prompts):
         asker.read(text)
         used, full = asker.n_bytes()
-        for i, one in some:
-            far, alike, seconds = judged(asker, one.rest, whole[i])
-            kl.append(float(far.mean()))
-            first.append(float(far[0]))
-            same.append(alike)
-            took.append(seconds)
+        of += [judged(asker, one.rest, whole[i]) for i, one in some]
+    kl = [float(one.kl.mean()) for one in of]
     low, high = interval(kl, np.inf, hits=False)
     return [
         name,
@@ -141,17 +154,51 @@ def row(name: str, asker: Asker, prompts: Sequence[Prompt], whole: Sequence[Answ
         100 * used / full,
         float(np.mean(kl)),
         [low, high],
-        float(np.mean(first)),
-        100 * float(np.mean(same)),
-        1e3 * float(np.median(took)),
+        float(np.mean([one.kl[0] for one in of])),
+        100 * float(np.mean([one.same.mean() for one in of])),
+        [sum(bool(one.same.all()) for one in of), len(of)],
+        float(np.median([one.question for one in of])),
+        1e3 * float(np.median([one.word for one in of])),
     ]
+
+
+def hidden(n: int, n_tokens: int, count: Count) -> list[Sample]:
+    """Questions for n numbers in one text."""
+    rng = Random(0)
+    keys = [f"{colour} {name}" for colour in needle.KEY_COLOURS for name in needle.KEY_NAMES]
+    said = [
+        [part.format(key=key, number=rng.randint(1_000_000, 9_999_999)) for part in wording]
+        for key, wording in zip(rng.sample(keys, n), cycle(needle.WORDINGS))
+    ]
+    text = fill(sentences(rng), room(n_tokens, [one for one, _ in said], count), count)
+    for i, (one, _) in reversed(list(enumerate(said))):
+        text.insert(round((i + 0.5) / n * len(text)), one)
+    context = f"{needle.INSTRUCTION}\n\n{' '.join(text)}"
+    return [
+        Sample(f"{i}", context, f"{asked} Answer with the number.", (), needle.ANSWER_TOKENS, ())
+        for i, (_, asked) in enumerate(said)
+    ]
+
+
+def questions(o: argparse.Namespace, llm: Any) -> list[Prompt]:
+    def tokenize(text: str) -> list[int]:
+        return llm.tokenize(text.encode(), add_bos=False)
+
+    if o.needles:
+        samples = hidden(o.needles, o.lengths, lambda text: len(tokenize(text)))
+    else:
+        request = Request(0, o.skip + o.n, tokenize, (o.lengths,), tuple(o.file))
+        samples = list(answers.samples(request))[o.skip :]
+    return [prompt(llm, sample, False, False) for sample in samples]
 
 
 def options(about: str, caches: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-f", "--file", action="append", required=True)
+    parser.add_argument("-f", "--file", action="append", default=[])
     parser.add_argument("-n", type=int, default=12)
+    parser.add_argument("--skip", type=int, default=0, help="questions before the first one")
+    parser.add_argument("--needles", type=int, default=0, help="numbers in one text; then no file")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, default=3600)
     parser.add_argument("--method", default="auto")
@@ -175,11 +222,7 @@ def measure(o: argparse.Namespace, make: Callable[[argparse.Namespace, str], Ask
     full = make(o, FULL)
     llm = full.llm
 
-    def tokenize(text: str) -> list[int]:
-        return llm.tokenize(text.encode(), add_bos=False)
-
-    samples = answers.samples(Request(0, o.n, tokenize, (o.lengths,), tuple(o.file)))
-    prompts = [prompt(llm, sample, False, False) for sample in samples]
+    prompts = questions(o, llm)
     whole: list[Answer] = []
     for text, some in texts(prompts):
         full.read(text)
@@ -188,11 +231,13 @@ def measure(o: argparse.Namespace, make: Callable[[argparse.Namespace, str], Ask
     llm.close()
     for cache in o.caches.split(","):
         one = make(o, cache)
-        name = f"full {cache}" if cache in KINDS else cache
+        name = cache if cache[0].isdigit() else f"full {cache}"
         rows.append(row(name, one, prompts, whole))
         one.llm.close()
         print(rows[-1], file=sys.stderr, flush=True)
-    forms = ("", "{:.1f}", "{:.1f} %", "{:.4f}", "{:.4f} to {:.4f}", "{:.4f}", "{:.1f} %", "{:.0f}")
+    nats, share = "{:.4f}", "{:.1f} %"
+    forms = ["", "{:.1f}", share, nats, f"{nats} to {nats}", nats, share]
+    forms += ["{} of {}", "{:.2f}", "{:.0f}"]
     cells = [
         [
             form.format(*x) if isinstance(x, list) else (form or "{}").format(x)

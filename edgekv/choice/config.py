@@ -291,8 +291,9 @@ class KVConfig:
         metavar="R",
         help=(
             "Share of the tokens that each new token looks up again in the archive, besides those"
-            " in memory, such as 0.05. An index of two bits for each value of the keys finds them;"
-            " it counts as a part of the cache. On the CPU."
+            " in memory, such as 0.05: of a KV head whose attention is spread out more, of others"
+            " less. An index of the keys in few bits finds them; it counts as a part of the cache."
+            " On the CPU."
         ),
     )
     seed: int = _option(

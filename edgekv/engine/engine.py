@@ -31,6 +31,7 @@ from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, Surroundings, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
 from edgekv.memory.limit import APPEND_MAX, growth, rows_within
+from edgekv.memory.recall_index import bits_for, index_bytes
 from edgekv.memory.room import check_prompt
 from edgekv.methods import budget, select
 from edgekv.methods.budget import Fixed, Plan, Spending
@@ -66,7 +67,7 @@ class Engine:
 
     def _begin_archive(self, folder: str) -> None:
         """Raises BadInput where there can be no archive, or its index alone is too large."""
-        index, full = self.index_bytes(1024), self.bytes_full(1024)
+        index, full = self.index_bytes(4096), self.bytes_full(4096)
         if self.settings.ratio < 1 and index >= self.settings.ratio * full:
             raise BadInput(
                 f"the index of kv_recall alone takes {100 * index / full:.1f} % of a full cache:"
@@ -78,7 +79,7 @@ class Engine:
             raise BadInput(
                 f"{folder} cannot be made ({error.strerror}); name another folder"
             ) from None
-        self.store.archive(folder, self.settings.recall)
+        self.store.archive(folder, self.settings.recall, self.index_bits)
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -433,16 +434,15 @@ class Engine:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
+    @property
+    def index_bits(self) -> int:
+        """Of the index by which tokens are recalled, for each 64 values of a key."""
+        return bits_for(min(self.settings.ratio, 1.0))
+
     def index_bytes(self, n_tokens: int) -> int:
-        """Bytes of the index by which tokens are recalled (edgekv-index.h): two bits for each value
-        of a key and a label, and the means of groups."""
-        if not self.settings.recall:
-            return 0
-        n_groups = min(n_tokens // 64, 64)
-        return sum(
-            x.n_head_kv * (n_tokens * (x.d_k // 4 + 1) + n_groups * (2 * (x.d_k + x.d_v) + 4))
-            for x in (self.store.layers[il] for il in self.full_layers)
-        )
+        """Bytes of that index; 0 if there is none."""
+        layers = (self.store.layers[il] for il in self.full_layers)
+        return index_bytes(layers, n_tokens, self.index_bits) if self.settings.recall else 0
 
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
@@ -471,7 +471,7 @@ class Engine:
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory - index, s.tail, s.window, s.sink))
         elif s.tokens is None and s.table is None:
-            least = min(n_rows, s.min_tokens)
+            least = min(n_rows, s.min_tokens // 2 if index else s.min_tokens)
             n_rows = max(n_rows - int(-(-index // max(row * n_heads, 1))), least)
         merge = s.preset.merge if s.table is None else None
         window = merge.window(n_rows, s.window) if isinstance(merge, CentroidMerge) else s.window

@@ -181,7 +181,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("rows_bytes", c_int, P, I32, I32, P, P),
     ("memory_get", c_int, P, POINTER(CMemoryInfo)),
     ("mark_tokens", c_int, P),
-    ("archive_on", c_int, P, c_char_p, c_float),
+    ("archive_on", c_int, P, c_char_p, c_float, c_int),
     ("evict", c_int, P, I32, I32P, I32P),
     ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
     ("make_plain", c_int, P),

@@ -131,13 +131,13 @@ class Store:
         """
         check(lib.edgekv_mark_tokens(self.ctx))
 
-    def archive(self, folder: str, recall: float = 0.0) -> None:
+    def archive(self, folder: str, recall: float = 0.0, index_bits: int = 64) -> None:
         """Give conversations that begin from now on an archive in a file without a name in
         `folder`: see `edgekv_archive_on` in edgekv.h.
 
         Raises Unsupported for a model that has none, EdgeKVError if there can be no such file.
         """
-        check(lib.edgekv_archive_on(self.ctx, folder.encode(), recall))
+        check(lib.edgekv_archive_on(self.ctx, folder.encode(), recall, index_bits))
 
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""

@@ -170,9 +170,10 @@ LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 // tokens, of layers that attend to everything, in a file without a name in `dir` (null: TMPDIR). A
 // prompt is then read behind all of them, and what is kept is chosen from all of them. recall: the
 // share of the tokens whose rows each new token reads from there, besides those that were kept; it
-// finds them by an index of two bits a value. 0: none. EDGEKV_UNSUPPORTED with ALiBi, or to recall
-// on a device; EDGEKV_FAILED if there can be no such file
-LLAMA_API int edgekv_archive_on(struct llama_context * ctx, const char * dir, float recall);
+// finds them by an index of index_bits bits (4 to 128, in fours) for each 64 values of a key. 0: none.
+// EDGEKV_UNSUPPORTED with ALiBi, or to recall on a device; EDGEKV_FAILED if there can be no such file
+LLAMA_API int edgekv_archive_on(
+    struct llama_context * ctx, const char * dir, float recall, int index_bits);
 
 // keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each
 // list in the order to be stored

@@ -232,24 +232,26 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
     });
 }
 
-int edgekv_archive_on(llama_context * ctx, const char * dir, float recall) {
+int edgekv_archive_on(llama_context * ctx, const char * dir, float recall, int index_bits) {
     return guard([&] {
+        if (index_bits < 4 || index_bits > edgekv_index::MOST_BITS)
+            throw edgekv_error { EDGEKV_INVALID, "an index has 4 to 128 bits for 64 values" };
         auto & m = edgekv_memory_of((store_of(ctx), *ctx));
         for (const auto & l : m.store->layers) {
             if (l->max_bias != 0.0f)
                 throw edgekv_error { EDGEKV_UNSUPPORTED, "a model with ALiBi has no archive" };
             if (recall > 0 && l->selects() &&
-                (!ggml_backend_buft_is_host(l->buft) || m.store->graph_attend || l->v_in_k ||
-                    l->d_k % 4))
+                (!ggml_backend_buft_is_host(l->buft) || m.store->graph_attend || l->v_in_k))
                 throw edgekv_error {
                     EDGEKV_UNSUPPORTED,
                     "tokens of this model cannot be recalled: its rows lie on a device, or are latent"
                 };
         }
         m.archive_dir = dir ? dir : "";
-        edgekv_archive(m.store->layers, m.n_ctx, m.archive_dir, recall); // there can be one
+        edgekv_archive(m.store->layers, m.n_ctx, m.archive_dir, recall, index_bits); // there can be one
         m.archives = true;
         m.recall = recall;
+        m.index_bits = index_bits;
     });
 }
 

@@ -34,6 +34,7 @@ struct edgekv_memory {
     bool archives = false;           // conversations have an archive
     std::string archive_dir;         // where
     float recall = 0;                // share of the tokens that a new one recalls from it
+    int index_bits = 0;              // by which it finds them: see edgekv_index
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens

@@ -394,52 +394,170 @@ void test_centroids(random_source & rnd) {
     }
 }
 
+// ---- codes
+
+struct coded {
+    edgekv_codebook book = {};
+    std::vector<char> basis;
+    std::vector<ggml_fp16_t> centres;
+    std::vector<float> mean;
+    std::vector<int32_t> ends;
+    std::vector<uint8_t> codes;
+    int n_padded = 0;
+
+    // keys [n][d]
+    coded(const std::vector<float> & keys, int d, int n_parts, int n_dims, ggml_type type)
+        : basis(n_dims * ggml_row_size(type, d)), centres(n_dims * EDGEKV_CENTRES), mean(d),
+          ends(n_parts) {
+        const int n = (int) keys.size() / d;
+        book = { d, n_parts, n_dims, type, basis.data(), centres.data(), mean.data(), ends.data() };
+        n_padded = (n + EDGEKV_BLOCK - 1) / EDGEKV_BLOCK * EDGEKV_BLOCK;
+        codes.resize((size_t) n_padded / 2 * n_parts);
+        if (n == 0) return;
+        edgekv_cpu_codes_learn(
+            &book, keys.data(), n, basis.data(), centres.data(), mean.data(), ends.data());
+        for (int first = 0; first < n; first += 13) // in pieces
+            edgekv_cpu_codes_put(&book, &keys[(size_t) first * d], std::min(13, n - first), first,
+                codes.data());
+    }
+
+    int code(int key, int part) const {
+        const int byte = codes[(key / 32 * book.n_parts + part) * 16 + key % 16];
+        return key % 32 < 16 ? byte & 15 : byte >> 4;
+    }
+
+    std::vector<float> basis_rows() const {
+        std::vector<float> x((size_t) book.n_dims * book.d);
+        edgekv_cpu_rows_to_f32(book.type, book.basis, ggml_row_size(book.type, book.d), 0,
+            book.n_dims, book.d, x.data());
+        return x;
+    }
+
+    // less the mean, as the codes say it
+    std::vector<double> key(int r) const {
+        std::vector<double> x(book.d);
+        const auto rows = basis_rows();
+        for (int p = 0, i = 0; p < book.n_parts; ++p)
+            for (; i < ends[p]; ++i)
+                for (int j = 0; j < book.d; ++j)
+                    x[j] += rows[(size_t) i * book.d + j] *
+                        ggml_fp16_to_fp32(centres[i * EDGEKV_CENTRES + code(r, p)]);
+        return x;
+    }
+};
+
+// Keys that differ in few directions are said well by few bits, and scores are what the codes say
+void test_codes_of(random_source & rnd, int d, int n, int n_parts) {
+    const int n_true = std::min(d, 6), n_dims = std::min(d, 3 * n_parts), n_query = 3;
+    std::vector<float> directions((size_t) n_true * d), keys((size_t) n * d);
+    for (float & x : directions) x = rnd.normal();
+    for (int r = 0; r < n; ++r) {
+        for (int i = 0; i < d; ++i) keys[r * d + i] = 5 + 0.05f * rnd.normal();
+        for (int t = 0; t < n_true; ++t) {
+            const float x = rnd.normal();
+            for (int i = 0; i < d; ++i) keys[r * d + i] += x * directions[t * d + i];
+        }
+    }
+    const coded c(keys, d, n_parts, n_dims, d % 32 ? GGML_TYPE_F16 : GGML_TYPE_Q8_0);
+    check(c.ends.back() == n_dims && c.ends[0] > 0 &&
+            std::adjacent_find(c.ends.begin(), c.ends.end(), std::greater_equal<int>()) ==
+                c.ends.end(),
+        "codes: d %d: parts of no or too many dims", d);
+    double error = 0, size = 0;
+    for (int r = 0; r < n; ++r) {
+        const auto key = c.key(r);
+        for (int i = 0; i < d; ++i) {
+            error += std::pow(keys[r * d + i] - c.mean[i] - key[i], 2);
+            size += std::pow(keys[r * d + i] - c.mean[i], 2);
+        }
+    }
+    const double most = n_parts >= n_true ? 0.05 : 0.6;
+    check(n < 100 || error < most * size, "codes: d %d, %d parts lose %g", d, n_parts, error / size);
+
+    std::vector<float> q((size_t) n_query * d), step(n_query);
+    for (float & x : q) x = rnd.normal();
+    std::vector<uint16_t> got((size_t) n_query * c.n_padded);
+    edgekv_cpu_codes_score(
+        &c.book, c.codes.data(), c.n_padded, q.data(), d, n_query, got.data(), step.data());
+    for (int h = 0; h < n_query; ++h) {
+        std::vector<double> logit(n);
+        for (int r = 0; r < n; ++r) {
+            const auto key = c.key(r);
+            for (int i = 0; i < d; ++i) logit[r] += key[i] * q[h * d + i];
+        }
+        double farthest = 0; // logits but for a constant
+        for (int r = 0; r < n; ++r)
+            farthest = std::max(farthest,
+                std::fabs(logit[r] - logit[0] -
+                    (double) step[h] *
+                        (got[(size_t) h * c.n_padded + r] - got[(size_t) h * c.n_padded])));
+        check(farthest <= step[h] * (n_parts + 0.5), "codes: d %d: a score is %g steps off", d,
+            farthest / step[h]);
+    }
+}
+
+void test_codes(random_source & rnd) {
+    for (int d : { 4, 64, 80, 128 })
+        for (int n : { 1, 5, 32, 300 })
+            for (int n_parts : { 1, 6, 32 })
+                if (n_parts <= d) test_codes_of(rnd, d, n, n_parts);
+}
+
 // ---- recall
 
-// Steps of 1 and queries of whole numbers up to 127: the index says them without an error. Logits
-// and values by plain loops over the rows that are nearest by it
+// Logits and values by plain loops over the rows that are probable enough by the index
 void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, float softcap) {
-    const int n_bytes = d_k / 4, n_wanted = rnd.below(n + 2), dp = 2 + d_v;
-    const int n_groups = rnd.below(4);
-    std::vector<uint8_t> codes((size_t) n * n_bytes), label(n);
+    const int n_most = rnd.below(n + 2), dp = 2 + d_v, n_groups = rnd.below(4);
+    std::vector<uint8_t> label(n);
+    std::vector<uint32_t> resident(n / 32 + 1);
     std::vector<int32_t> members(n_groups);
-    std::vector<float> step(d_k, 1.0f), q((size_t) n_query * d_k);
+    std::vector<float> q((size_t) n_query * d_k), keys((size_t) n * d_k);
     std::vector<ggml_fp16_t> k((size_t) n * d_k), v((size_t) n * d_v), group_k(n_groups * d_k),
         group_v(n_groups * d_v);
     for (auto * all : { &group_k, &group_v })
-        for (auto & x : *all) x = ggml_fp32_to_fp16(0.01f * rnd.normal());
-    for (auto & x : codes) x = (uint8_t) rnd.below(256);
-    for (auto & x : label) {
-        x = rnd.below(4) == 0 ? EDGEKV_RESIDENT : (uint8_t) rnd.below(std::max(n_groups, 1));
-        if (x < n_groups) ++members[x];
+        for (auto & x : *all) x = ggml_fp32_to_fp16(0.1f * rnd.normal());
+    const auto is_resident = [&](int r) { return resident[r / 32] >> r % 32 & 1; };
+    for (int r = 0; r < n; ++r) {
+        if (rnd.below(4) == 0) resident[r / 32] |= 1u << r % 32;
+        label[r] = (uint8_t) rnd.below(std::max(n_groups, 1));
+        if (!is_resident(r) && n_groups) ++members[label[r]];
     }
-    for (auto & x : q) x = (float) rnd.range(-127, 127);
-    for (int h = 0; h < n_query; ++h) q[(size_t) h * d_k] = 127;
-    for (auto & x : k) x = ggml_fp32_to_fp16(0.01f * rnd.normal());
+    for (auto & x : q) x = 3 * rnd.normal();
+    for (auto & x : keys) x = rnd.normal();
+    for (size_t i = 0; i < k.size(); ++i) k[i] = ggml_fp32_to_fp16(keys[i]);
     for (auto & x : v) x = ggml_fp32_to_fp16(rnd.normal());
-    const edgekv_recalled a = { n, n_wanted, d_k, d_v, codes.data(), step.data(), label.data(),
-        (const char *) k.data(), (const char *) v.data(), d_k * sizeof(ggml_fp16_t),
-        d_v * sizeof(ggml_fp16_t), GGML_TYPE_F16, GGML_TYPE_F16, n_groups, group_k.data(),
-        group_v.data(), members.data(), 0.125f, softcap };
+    const int n_parts = std::max(1, d_k / 4);
+    const coded index(keys, d_k, n_parts, std::min(d_k, 3 * n_parts), GGML_TYPE_F16);
+    const edgekv_recalled a = { n, n_most, d_k, d_v, 0.01f, index.book, index.codes.data(),
+        resident.data(), label.data(), (const char *) k.data(), (const char *) v.data(),
+        d_k * sizeof(ggml_fp16_t), d_v * sizeof(ggml_fp16_t), GGML_TYPE_F16, GGML_TYPE_F16,
+        n_groups, group_k.data(), group_v.data(), members.data(), 0.125f, softcap };
     std::vector<float> out((size_t) n_query * dp, NAN);
     edgekv_cpu_recall(&a, q.data(), d_k, n_query, out.data());
 
-    std::vector<double> best(n, -INFINITY);
+    std::vector<uint16_t> steps((size_t) n_query * index.n_padded);
+    std::vector<float> step(n_query);
+    edgekv_cpu_codes_score(&a.book, a.codes, index.n_padded, q.data(), d_k, n_query, steps.data(),
+        step.data());
+    std::vector<double> best(n, 0);
     for (int h = 0; h < n_query; ++h) {
-        std::vector<double> s(n, 0);
+        const auto * s = &steps[(size_t) h * index.n_padded];
+        const int most = n ? *std::max_element(s, s + n) : 0;
+        double sum = 0;
+        for (int r = 0; r < n; ++r) sum += std::exp(0.125 * step[h] * (s[r] - most));
         for (int r = 0; r < n; ++r)
-            for (int i = 0; i < d_k; ++i) {
-                const int c = codes[r * n_bytes + i % n_bytes] >> (2 * (i / n_bytes)) & 3;
-                s[r] += (double) q[h * d_k + i] * (2 * c - 3);
-            }
-        const double most = n ? *std::max_element(s.begin(), s.end()) : 0;
-        for (int r = 0; r < n; ++r) best[r] = std::max(best[r], s[r] - most);
+            best[r] = std::max(best[r], std::exp(0.125 * step[h] * (s[r] - most)) / sum);
     }
     std::vector<int> rows;
-    for (int r = 0; r < n; ++r)
-        if (label[r] != EDGEKV_RESIDENT) rows.push_back(r);
+    for (int r = 0; r < n; ++r) {
+        if (std::fabs(best[r] - a.least) < 1e-6) return; // either way
+        if (!is_resident(r) && best[r] > a.least) rows.push_back(r);
+    }
     std::stable_sort(rows.begin(), rows.end(), [&](int x, int y) { return best[x] > best[y]; });
-    rows.resize(std::min<size_t>(rows.size(), n_wanted));
+    if ((int) rows.size() > n_most && n_most > 0 &&
+        best[rows[n_most - 1]] - best[rows[n_most]] < 1e-6)
+        return;
+    rows.resize(std::min<size_t>(rows.size(), n_most));
 
     // what it attends to: a key, a value, and how many rows they are
     struct seen {
@@ -480,8 +598,8 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
         error.add(got[1], sum);
         for (int j = 0; j < d_v; ++j) error.add(got[2 + j], o[j]);
     }
-    check(error.value() < 1e-9, "recall: d %d/%d, %d of %d rows, %d queries: %g", d_k, d_v,
-        n_wanted, n, n_query, error.value());
+    check(error.value() < 1e-8, "recall: d %d/%d, %d of %d rows, %d queries: %g", d_k, d_v,
+        n_most, n, n_query, error.value());
 }
 
 // Each group has the means of its rows; they lie nearer to these than to the mean of all
@@ -490,13 +608,14 @@ void test_recall_groups(random_source & rnd) {
     std::vector<ggml_fp16_t> k(N * D_K), v(N * D_V), keys(MOST * D_K), values(MOST * D_V);
     std::vector<float> centres(5 * D_K);
     for (float & x : centres) x = 10 * rnd.normal();
-    std::vector<uint8_t> label(N);
+    std::vector<uint8_t> label(N, MOST);
+    std::vector<uint32_t> resident(N / 32 + 1);
     std::vector<int32_t> members(MOST);
     for (int r = 0; r < N; ++r) {
         const float * centre = &centres[rnd.below(5) * D_K];
         for (int i = 0; i < D_K; ++i) k[r * D_K + i] = ggml_fp32_to_fp16(centre[i] + rnd.normal());
         for (int i = 0; i < D_V; ++i) v[r * D_V + i] = ggml_fp32_to_fp16(rnd.normal());
-        label[r] = r % 7 == 0 ? EDGEKV_RESIDENT : 0;
+        if (r % 7 == 0) resident[r / 32] |= 1u << r % 32;
     }
     edgekv_recalled a = {};
     a.n = N;
@@ -507,6 +626,7 @@ void test_recall_groups(random_source & rnd) {
     a.nb_k = D_K * sizeof(ggml_fp16_t);
     a.nb_v = D_V * sizeof(ggml_fp16_t);
     a.type_k = a.type_v = GGML_TYPE_F16;
+    a.resident = resident.data();
     const int n = edgekv_cpu_recall_groups(
         &a, MOST, label.data(), keys.data(), values.data(), members.data());
     check(n == MOST, "recall: %d groups of %d", n, MOST);
@@ -515,10 +635,10 @@ void test_recall_groups(random_source & rnd) {
     std::vector<double> mean_k(MOST * D_K), mean_v(MOST * D_V), mean(D_K);
     int n_rows = 0;
     for (int r = 0; r < N; ++r) {
-        check(
-            (label[r] == EDGEKV_RESIDENT) == (r % 7 == 0), "recall: row %d is not where it was", r);
         const int g = label[r];
-        if (g == EDGEKV_RESIDENT || !check(g < MOST, "recall: there is no group %d", g)) continue;
+        if (!check((g == MOST) == (r % 7 == 0) && g <= MOST, "recall: row %d is in group %d", r, g) ||
+            g == MOST)
+            continue;
         ++size[g];
         ++n_rows;
         for (int i = 0; i < D_K; ++i) mean_k[g * D_K + i] += ggml_fp16_to_fp32(k[r * D_K + i]);
@@ -542,13 +662,14 @@ void test_recall_groups(random_source & rnd) {
             all += std::pow(x - mean[i] / n_rows, 2);
         }
     check(within < 0.7 * all, "recall: groups say no more than one would: %g of %g", within, all);
-    std::fill(label.begin(), label.end(), (uint8_t) EDGEKV_RESIDENT);
+    std::fill(resident.begin(), resident.end(), ~0u);
     check(edgekv_cpu_recall_groups(
               &a, MOST, label.data(), keys.data(), values.data(), members.data()) == 0,
         "recall: groups of nothing");
 }
 
 void test_recall(random_source & rnd) {
+    test_codes(rnd);
     test_recall_groups(rnd);
     for (int d_k : { 4, 64, 96, 128 })
         for (int n : { 0, 1, 17, 300 })

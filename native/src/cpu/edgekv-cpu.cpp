@@ -8,6 +8,8 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_attend_part,
         edgekv_cpu_attend_combine,
         edgekv_cpu_attend_prompt,
+        edgekv_cpu_codes_learn,
+        edgekv_cpu_codes_put,
         edgekv_cpu_recall,
         edgekv_cpu_recall_groups,
         edgekv_cpu_score_columns,

@@ -69,16 +69,44 @@ GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows,
     const struct edgekv_queries * qs, float * dst, float * norm, std::atomic<int32_t> * next,
     int nth);
 
-// recall: what one KV head has beside its rows in the store. A token attends to the n_wanted rows
-// that the index finds nearest, and to groups, which stand for those of their rows that it does not
+// codes: a key, less the mean, is a sum of n_dims basis vectors. They are in n_parts parts, and a
+// code of 4 bits says which of 16 centres a part's values are near (product quantisation: Jegou et
+// al., 2011). Of a whole key's code the parts come in order; 32 keys are a block, and in it each
+// part has 16 bytes: byte j is key j in the low bits and key 16 + j in the high ones
+#define EDGEKV_CENTRES 16
+#define EDGEKV_BLOCK 32
+struct edgekv_codebook {
+    int d, n_parts, n_dims;
+    enum ggml_type type;       // of the basis
+    const char * basis;        // rows [n_dims] of d values
+    const ggml_fp16_t * centres; // [n_dims][EDGEKV_CENTRES]
+    const float * mean;        // [d]
+    const int32_t * ends;      // [n_parts]: the dims of a part end before
+};
+// What fits the keys [n][d]: fills in all of `book` but its type, which is given, as are sizes
+GGML_BACKEND_API void edgekv_cpu_codes_learn(const struct edgekv_codebook * book, const float * keys,
+    int n, char * basis, ggml_fp16_t * centres, float * mean, int32_t * ends);
+// the codes of keys [n][d], which are the keys from `first` on of those in `codes`
+GGML_BACKEND_API void edgekv_cpu_codes_put(const struct edgekv_codebook * book, const float * keys,
+    int n, int64_t first, uint8_t * codes);
+// out [n_query][n]: how much larger each key's logit is than the smallest there can be, in steps.
+// step [n_query]: of a logit. q: queries, stride floats apart. n: a multiple of EDGEKV_BLOCK
+GGML_BACKEND_API void edgekv_cpu_codes_score(const struct edgekv_codebook * book,
+    const uint8_t * codes, int n, const float * q, int64_t stride, int n_query, uint16_t * out,
+    float * step);
+
+// recall: what one KV head has beside its rows in the store. By the index each query head's
+// probability of each row is known roughly. A token attends to the rows that some head gives more
+// than `least`, at most n_most, and to groups, which stand for those of their rows that it does not
 // take
-#define EDGEKV_RESIDENT 255
+#define EDGEKV_GROUPS 256 // at most
 struct edgekv_recalled {
-    int n, n_wanted, d_k, d_v;
-    // index: [n][d_k/4], two bits a value, which is a number of steps: -3, -1, 1 or 3
-    const uint8_t * codes; // value i: bits 2*(i / (d_k/4)) of byte i % (d_k/4)
-    const float * step;    // [d_k]
-    const uint8_t * label; // [n] the row's group, or EDGEKV_RESIDENT: the store has it
+    int n, n_most, d_k, d_v;
+    float least;
+    struct edgekv_codebook book;
+    const uint8_t * codes;
+    const uint32_t * resident; // a bit for each row: the store has it
+    const uint8_t * label;     // [n] the row's group; nothing of those that are resident
     // rows of all tokens
     const char *k, *v;
     size_t nb_k, nb_v;
@@ -89,9 +117,8 @@ struct edgekv_recalled {
     const int32_t * members;
     float scale, softcap;
 };
-// k-means of the keys of the rows whose label is not EDGEKV_RESIDENT: fills in labels, means and
-// members of up to n_groups (below EDGEKV_RESIDENT); how many there are. Of `a` n, sizes and rows
-// count
+// k-means of the keys of the rows that are not resident: fills in their labels, means and members of
+// up to n_groups; how many there are. Of `a` n, sizes, rows and residents count
 GGML_BACKEND_API int edgekv_cpu_recall_groups(const struct edgekv_recalled * a, int n_groups,
     uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members);
 // q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend
@@ -234,6 +261,8 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_attend_part) attend_part;
     decltype(&edgekv_cpu_attend_combine) attend_combine;
     decltype(&edgekv_cpu_attend_prompt) attend_prompt;
+    decltype(&edgekv_cpu_codes_learn) codes_learn;
+    decltype(&edgekv_cpu_codes_put) codes_put;
     decltype(&edgekv_cpu_recall) recall;
     decltype(&edgekv_cpu_recall_groups) recall_groups;
     decltype(&edgekv_cpu_score_columns) score_columns;

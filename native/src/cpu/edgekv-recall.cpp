@@ -1,7 +1,7 @@
 // recall: a token finds the rows of the archive that it needs besides those in the store. The index
-// says how near each row's logit comes to the largest of a query head; of the heads of a group the
-// nearest counts, and they share the rows. Groups stand for the rest: each for as many rows as it
-// has left, which adds a logarithm to its logit
+// says roughly how probable each row is for each query head; the largest of a group's heads counts,
+// and they share the rows. Groups stand for the rest: each for as many rows as it has left, which
+// adds a logarithm to its logit
 #include "edgekv-tile.h"
 
 #include <algorithm>
@@ -14,89 +14,50 @@ using namespace edgekv;
 
 namespace {
 
-// Value i of a key has two bits: of byte i % n_bytes, from bit 2*(i / n_bytes) on. In 16 bits, for
-// products that compilers make of pairs
-void unpack(const uint8_t * code, int n_bytes, int16_t * out) {
-    for (int j = 0; j < 4; ++j)
-        for (int i = 0; i < n_bytes; ++i)
-            out[j * n_bytes + i] = (int16_t) ((code[i] >> (2 * j)) & 3);
-}
-
-int32_t dot(const int16_t * a, const int16_t * b, int n) {
-    int32_t sum = 0;
-    for (int i = 0; i < n; ++i) sum += (int32_t) a[i] * b[i];
-    return sum;
-}
-
-// A query times the steps, in 8 bits. A code c is 2 c - 3 steps: a logit is
-// scale*(2*sum(q c) - three)
-struct rounded_query {
-    std::vector<int16_t> q;
-    float scale = 0;
-    int32_t three = 0;
-
-    void set(const float * x, const float * step, int d) {
-        q.resize(d);
-        float most = 0;
-        for (int i = 0; i < d; ++i) most = std::max(most, fabsf(x[i] * step[i]));
-        const float by = most > 0 ? 127.0f / most : 0.0f;
-        three = 0;
-        for (int i = 0; i < d; ++i) three += q[i] = (int16_t) lrintf(x[i] * step[i] * by);
-        three *= 3;
-        scale = most / 127.0f;
-    }
-};
-
 struct workspace {
-    std::vector<rounded_query> queries;
-    std::vector<int16_t> code;
-    std::vector<float> about, best, sorted; // [n_query][n], [n], [n]
-    std::vector<int32_t> rows, left;        // left: of each group
-    std::vector<float> row, logits;         // logits: [n_query][rows, then groups]
+    std::vector<uint16_t> steps;       // [n_query][n in whole blocks]
+    std::vector<float> step;           // [n_query]
+    std::vector<float> best, about;    // [n]
+    std::vector<int32_t> rows, left;   // left: of each group
+    std::vector<float> row, logits;    // logits: [n_query][rows, then groups]
 };
 
+bool is_resident(const edgekv_recalled & a, int r) { return a.resident[r / 32] >> r % 32 & 1; }
+
+// of each row the largest probability that a query head gives it
 void judge(const edgekv_recalled & a, const float * q, int64_t stride, int n_query, workspace & w) {
-    const int d = a.d_k, n = a.n, n_bytes = d / 4;
-    w.queries.resize(n_query);
-    w.about.resize((size_t) n_query * n);
-    w.code.resize(d);
-    for (int h = 0; h < n_query; ++h) w.queries[h].set(q + h * stride, a.step, d);
-    for (int r = 0; r < n; ++r) {
-        unpack(a.codes + (size_t) r * n_bytes, n_bytes, w.code.data());
-        for (int h = 0; h < n_query; ++h) {
-            const auto & x = w.queries[h];
-            w.about[(size_t) h * n + r] =
-                x.scale * (float) (2 * dot(x.q.data(), w.code.data(), d) - x.three);
-        }
-    }
-    w.best.assign(n, -INFINITY);
+    const int n = a.n, n_padded = (n + EDGEKV_BLOCK - 1) / EDGEKV_BLOCK * EDGEKV_BLOCK;
+    w.steps.resize((size_t) n_query * n_padded);
+    w.step.resize(n_query);
+    w.about.resize(n);
+    w.best.assign(n, 0.0f);
+    edgekv_cpu_codes_score(
+        &a.book, a.codes, n_padded, q, stride, n_query, w.steps.data(), w.step.data());
     for (int h = 0; h < n_query; ++h) {
-        const float * s = w.about.data() + (size_t) h * n;
-        const float most = *std::max_element(s, s + n);
-        for (int r = 0; r < n; ++r) w.best[r] = std::max(w.best[r], s[r] - most);
+        const uint16_t * steps = w.steps.data() + (size_t) h * n_padded;
+        const float step = a.scale * w.step[h];
+        float *x = w.about.data(), *best = w.best.data();
+        uint16_t most = 0;
+        for (int r = 0; r < n; ++r) most = std::max(most, steps[r]);
+        for (int r = 0; r < n; ++r) x[r] = step * (float) steps[r];
+        const double sum = ggml_vec_soft_max_f32(n, x, x, step * (float) most);
+        const float by = (float) (1 / sum);
+        for (int r = 0; r < n; ++r) best[r] = std::max(best[r], by * x[r]);
     }
-    for (int r = 0; r < n; ++r)
-        if (a.label[r] == EDGEKV_RESIDENT) w.best[r] = -INFINITY;
 }
 
-// the nearest n_wanted, the first of equal ones
+// those that are probable enough, the most probable n_most, the first of equal ones
 void choose(const edgekv_recalled & a, workspace & w) {
     w.rows.clear();
-    if (a.n_wanted <= 0) return;
-    float least = -INFINITY;
-    int n_equal = a.n_wanted; // of those that are as near as the last one
-    if (a.n_wanted < a.n) {
-        w.sorted = w.best;
-        const auto last = w.sorted.begin() + a.n_wanted - 1;
-        std::nth_element(w.sorted.begin(), last, w.sorted.end(), std::greater<float>());
-        least = *last;
-        n_equal -= (int) std::count_if(w.sorted.begin(), last, [&](float x) { return x > least; });
-    }
-    for (int r = 0; r < a.n; ++r) {
-        const float x = w.best[r];
-        if (x == -INFINITY || x < least || (x == least && n_equal-- <= 0)) continue;
-        w.rows.push_back(r);
-    }
+    for (int r = 0; r < a.n; ++r)
+        if (w.best[r] > a.least && !is_resident(a, r)) w.rows.push_back(r);
+    if ((int) w.rows.size() <= a.n_most) return;
+    const auto before = [&](int x, int y) {
+        return w.best[x] > w.best[y] || (w.best[x] == w.best[y] && x < y);
+    };
+    std::nth_element(w.rows.begin(), w.rows.begin() + a.n_most, w.rows.end(), before);
+    w.rows.resize(a.n_most);
+    std::sort(w.rows.begin(), w.rows.end());
 }
 
 float logit(const edgekv_recalled & a, const float * key, const float * q) {
@@ -234,8 +195,8 @@ int edgekv_cpu_recall_groups(const edgekv_recalled * recalled, int n_groups, uin
     const auto & a = *recalled;
     std::vector<int32_t> rows;
     for (int r = 0; r < a.n; ++r)
-        if (label[r] != EDGEKV_RESIDENT) rows.push_back(r);
-    n_groups = std::min({ n_groups, EDGEKV_RESIDENT, (int) rows.size() });
+        if (!is_resident(a, r)) rows.push_back(r);
+    n_groups = std::min({ n_groups, EDGEKV_GROUPS, (int) rows.size() });
     if (n_groups <= 0) return 0;
     k_means found(a, n_groups);
     found.find(rows);

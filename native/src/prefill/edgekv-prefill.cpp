@@ -13,6 +13,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <string>
 
@@ -161,7 +162,7 @@ void edgekv_prefill::begin_archive() {
     if (memory.archives && !store.archive && store.boundary == 0) {
         memory.archives = false; // unless it can be made
         store.archive = std::make_unique<edgekv_archive>(
-            store.layers, memory.n_ctx, memory.archive_dir, memory.recall);
+            store.layers, memory.n_ctx, memory.archive_dir, memory.recall, memory.index_bits);
         memory.archives = true;
     }
     store.catch_up();
@@ -337,19 +338,20 @@ using edgekv_head_of = std::pair<const edgekv_layer *, int>;
 struct edgekv_grouping {
     edgekv_archive & archive;
     std::vector<edgekv_head_of> heads;
+    std::atomic<bool> failed { false };
 };
 
 static void group_heads(ggml_tensor *, int ith, int nth, void * data) {
     auto & job = *(edgekv_grouping *) data;
     for (size_t i = ith; i < job.heads.size(); i += nth)
-        job.archive.group(*job.heads[i].first, job.heads[i].second);
+        if (!job.archive.group(*job.heads[i].first, job.heads[i].second)) job.failed = true;
 }
 
 void edgekv_prefill::end_archive() {
     auto * archive = prompt.store->archive.get();
     if (!archive) return;
     archive->n_tokens = prompt.store->n_past;
-    edgekv_grouping job { *archive, {} };
+    edgekv_grouping job { *archive, {}, {} };
     for (const auto & l : prompt.store->layers) {
         if (!archive->recalls(*l)) continue;
         archive->set_resident(*l, archive->n_tokens);
@@ -360,6 +362,9 @@ void edgekv_prefill::end_archive() {
         return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, group_heads,
             std::min((int) job.heads.size(), 64), &job);
     });
+    if (!job.failed) return;
+    LLAMA_LOG_WARN("edgekv: the archive cannot be written\n");
+    loses_archive = true;
 }
 
 void edgekv_prefill::end() {

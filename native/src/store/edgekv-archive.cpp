@@ -21,14 +21,14 @@ edgekv_shape edgekv_in_full(const edgekv_layer & l) {
 }
 
 edgekv_archive::edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> & layers,
-    int64_t n_ctx, const std::string & dir, float recall)
-    : n_ctx(n_ctx), recall(recall), places(layers.size()) {
+    int64_t n_ctx, const std::string & dir, float recall, int index_bits)
+    : n_ctx(n_ctx), recall(recall), places(layers.size()), labels(layers.size()) {
     int64_t & end = size;
     index.resize(layers.size());
     for (const auto & l : layers) {
         if (!l->selects()) continue;
         const auto shape = edgekv_in_full(*l);
-        index[l->il].resize(l->n_head_kv);
+        index[l->il].assign(l->n_head_kv, edgekv_index(l->d_k, index_bits));
         places[l->il] = { { shape.type_k, 0, shape.row_bytes_k() } };
         if (!l->v_in_k) places[l->il].push_back({ shape.type_v, 0, shape.row_bytes_v() });
         for (auto & p : places[l->il]) {
@@ -36,6 +36,8 @@ edgekv_archive::edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> 
             end += n_ctx * l->n_head_kv * (int64_t) p.row_bytes;
             bytes_token += l->n_head_kv * (int64_t) p.row_bytes;
         }
+        labels[l->il] = end;
+        if (recall > 0) end += n_ctx * l->n_head_kv;
     }
     fd = edgekv_temporary(dir);
     if (fd < 0)
@@ -120,7 +122,7 @@ void edgekv_archive::put(const edgekv_layer & l, int head, llama_pos begin, int6
         if (!transfer(fd, data, n * p.row_bytes, at(p, head, begin), true)) throw failed("written");
         if (i == 0 && recalls(l)) {
             auto & x = index[l.il][head];
-            const llama_pos from = x.is_judged() ? begin : 0;
+            const llama_pos from = (llama_pos) x.wants_from(begin, n);
             const int64_t n_all = begin + n - from;
             std::vector<char> before((begin - from) * p.row_bytes);
             if (!transfer(fd, before.data(), before.size(), at(p, head, from), false))
@@ -130,7 +132,7 @@ void edgekv_archive::put(const edgekv_layer & l, int head, llama_pos begin, int6
                 p.type, before.data(), p.row_bytes, 0, (int) (begin - from), l.d_k, keys.data());
             edgekv_cpu().rows_to_f32(
                 p.type, data, p.row_bytes, 0, (int) n, l.d_k, keys.data() + (begin - from) * l.d_k);
-            x.put(from, n_all, l.d_k, keys.data());
+            x.put(from, n_all, keys.data());
         }
     }
 }
@@ -167,8 +169,9 @@ void edgekv_archive::set_resident(const edgekv_layer & l, llama_pos n_past) {
     for (int k = 0; k < l.n_head_kv; ++k) index[l.il][k].set_resident(l.pos[k], n_past);
 }
 
-void edgekv_archive::group(const edgekv_layer & l, int head) {
-    index[l.il][head].group(rows_of(l, head));
+bool edgekv_archive::group(const edgekv_layer & l, int head) {
+    auto label = index[l.il][head].group(rows_of(l, head));
+    return transfer(fd, (char *) label.data(), label.size(), labels[l.il] + head * n_ctx, true);
 }
 
 edgekv_recalled edgekv_archive::rows_of(const edgekv_layer & l, int head) const {
@@ -182,6 +185,7 @@ edgekv_recalled edgekv_archive::rows_of(const edgekv_layer & l, int head) const 
     a.nb_v = v.row_bytes;
     a.type_k = k.type;
     a.type_v = v.type;
+    a.label = (const uint8_t *) mapped + labels[l.il] + head * n_ctx;
     return a;
 }
 

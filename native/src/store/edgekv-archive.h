@@ -17,9 +17,10 @@ edgekv_shape edgekv_in_full(const edgekv_layer & l);
 class edgekv_archive {
 public:
     // dir: where the file lies, empty: TMPDIR; recall: share of the tokens that a new one recalls,
-    // 0: none, and there is no index. Throws std::runtime_error if there can be no such file
+    // 0: none, and there is no index; index_bits: see edgekv_index. Throws std::runtime_error if
+    // there can be no such file
     edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> & layers, int64_t n_ctx,
-        const std::string & dir, float recall);
+        const std::string & dir, float recall, int index_bits);
     ~edgekv_archive();
     edgekv_archive(const edgekv_archive &) = delete;
     edgekv_archive & operator=(const edgekv_archive &) = delete;
@@ -32,9 +33,9 @@ public:
     void get(const edgekv_layer & l, int head, llama_pos begin, int64_t n, edgekv_tensors & rows,
         int64_t at);
     // The store has these rows of a layer, and n_past tokens may be recalled: then `group` for each
-    // head, which may be called from several threads
+    // head, which may be called from several threads; false if the file cannot take their labels
     void set_resident(const edgekv_layer & l, llama_pos n_past);
-    void group(const edgekv_layer & l, int head);
+    bool group(const edgekv_layer & l, int head);
     // tokens behind these are forgotten
     void cut(llama_pos n_tokens);
     // whether a token has something to recall in a layer, and what, of one head
@@ -59,6 +60,7 @@ private:
     int64_t n_ctx;
     float recall;
     std::vector<std::vector<place>> places; // [n_layer]: of K, and of V if it has rows of its own
+    std::vector<int64_t> labels;            // [n_layer]: where they begin in the file, n_ctx a head
     int64_t bytes_token = 0;
     int64_t size = 0;
     int fd = -1;

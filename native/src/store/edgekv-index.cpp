@@ -1,80 +1,84 @@
-// Keys in two bits a value
+// Keys in codes of 4 bits
 #include "edgekv-index.h"
 #include "edgekv-kernels.h"
 
 #include <algorithm>
 #include <cmath>
 
-// Levels 0.45 and 1.51 deviations are the best four of a normal distribution (Max, 1960); 1 and 3
-// halves are near them, and are whole numbers of steps
-static constexpr float HALF = 0.5f, EDGE = 0.98f;
+// A basis vector for each 3 parts of 4 bits is about as many as are worth bits: with 3/4 of a bit
+// for each of 64 values that are 36
+edgekv_index::edgekv_index(int d, int bits)
+    : d(d), n_parts(std::max(1, d * bits / 256)), n_dims(std::min(d, 3 * n_parts)),
+      type(d % 32 == 0 ? GGML_TYPE_Q8_0 : GGML_TYPE_F16) {}
 
-void edgekv_index::put(int64_t begin, int64_t n_new, int d_k, const float * keys) {
-    d = d_k;
+edgekv_codebook edgekv_index::book() const {
+    return { d, n_parts, n_dims, type, basis.data(), centres.data(), mean.data(), ends.data() };
+}
+
+int64_t edgekv_index::wants_from(int64_t begin, int64_t n_new) const {
+    const bool anew = n_judged == 0 || (n_judged < ENOUGH && begin + n_new >= 2 * n_judged);
+    return anew ? 0 : begin;
+}
+
+void edgekv_index::put(int64_t begin, int64_t n_new, const float * keys) {
+    if (n_new <= 0) return;
     cut(begin);
     if (begin == 0) {
-        mean.assign(d, 0);
-        step.assign(d, 0);
-        for (int i = 0; i < d; ++i) {
-            double sum = 0, squares = 0;
-            for (int64_t r = 0; r < n_new; ++r) {
-                sum += keys[r * d + i];
-                squares += (double) keys[r * d + i] * keys[r * d + i];
-            }
-            const double m = sum / (double) n_new;
-            mean[i] = (float) m;
-            step[i] = HALF * (float) std::sqrt(std::max(squares / (double) n_new - m * m, 1e-12));
-        }
+        basis.resize(n_dims * ggml_row_size(type, d));
+        centres.resize((size_t) n_dims * EDGEKV_CENTRES);
+        mean.resize(d);
+        ends.resize(n_parts);
+        const auto sizes = book();
+        edgekv_cpu().codes_learn(
+            &sizes, keys, (int) n_new, basis.data(), centres.data(), mean.data(), ends.data());
         n_judged = n_new;
     }
-    const int n_bytes = d / 4;
-    codes.resize((begin + n_new) * n_bytes);
-    for (int64_t r = 0; r < n_new; ++r) {
-        uint8_t * code = codes.data() + (begin + r) * n_bytes;
-        std::fill(code, code + n_bytes, (uint8_t) 0);
-        for (int i = 0; i < d; ++i) {
-            const float x = (keys[r * d + i] - mean[i]) / (2 * step[i]);
-            const int level = (x > -EDGE) + (x > 0) + (x > EDGE);
-            code[i % n_bytes] |= (uint8_t) (level << (2 * (i / n_bytes)));
-        }
-    }
     n = begin + n_new;
+    codes.resize((n + EDGEKV_BLOCK - 1) / EDGEKV_BLOCK * n_parts * 16);
+    const auto b = book();
+    edgekv_cpu().codes_put(&b, keys, (int) n_new, begin, codes.data());
 }
 
 void edgekv_index::cut(int64_t n_tokens) {
     n = std::min(n, n_tokens);
-    codes.resize(n * d / 4);
-    if ((int64_t) label.size() > n) { // its groups are of other rows
-        label.resize(n);
+    codes.resize((n + EDGEKV_BLOCK - 1) / EDGEKV_BLOCK * n_parts * 16);
+    if (n_seen > n) { // its groups are of other rows
+        n_seen = n;
         members.clear();
     }
     if (n == 0) n_judged = 0;
 }
 
 void edgekv_index::set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens) {
-    label.assign(n_tokens, 0);
+    n_seen = n_tokens;
+    resident.assign((n_tokens + 31) / 32, 0);
     members.clear();
     for (llama_pos p : pos)
-        if (p < n_tokens) label[p] = EDGEKV_RESIDENT;
+        if (p < n_tokens) resident[p / 32] |= 1u << p % 32;
 }
 
-void edgekv_index::group(const edgekv_recalled & rows) {
+std::vector<uint8_t> edgekv_index::group(const edgekv_recalled & rows) {
     edgekv_recalled a = rows;
-    a.n = (int) label.size();
+    a.n = (int) n_seen;
+    a.resident = resident.data();
     const int n_groups = std::min(MOST_GROUPS, a.n / EACH);
+    std::vector<uint8_t> label(n_seen);
     group_k.resize((size_t) n_groups * a.d_k);
     group_v.resize((size_t) n_groups * a.d_v);
     members.resize(n_groups);
     members.resize(edgekv_cpu().recall_groups(
         &a, n_groups, label.data(), group_k.data(), group_v.data(), members.data()));
+    return label;
 }
 
 void edgekv_index::fill(edgekv_recalled & a, float share) const {
+    const float n_wanted = share * (float) n_seen;
+    a.book = book();
     a.codes = codes.data();
-    a.step = step.data();
-    a.label = label.data();
-    a.n = (int) label.size();
-    a.n_wanted = (int) std::ceil(share * (float) label.size());
+    a.resident = resident.data();
+    a.n = (int) n_seen;
+    a.n_most = (int) std::min((float) n_seen, std::ceil(MOST_TIMES * n_wanted));
+    a.least = LEAST * (1 - share) * (1 - share) / std::max(n_wanted, 1.0f);
     a.n_groups = (int) members.size();
     a.group_k = group_k.data();
     a.group_v = group_v.data();
@@ -82,7 +86,7 @@ void edgekv_index::fill(edgekv_recalled & a, float share) const {
 }
 
 size_t edgekv_index::n_bytes() const {
-    return codes.size() + label.size() +
-        (mean.size() + step.size() + members.size()) * sizeof(float) +
-        (group_k.size() + group_v.size()) * sizeof(ggml_fp16_t);
+    return codes.size() + basis.size() + resident.size() * sizeof(uint32_t) +
+        (centres.size() + group_k.size() + group_v.size()) * sizeof(ggml_fp16_t) +
+        (mean.size() + members.size() + ends.size()) * sizeof(float);
 }
