@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import edgekv
 import edgekv.llama_cpp as llama_cpp
-from edgekv.commands import docs_python
+from edgekv.commands import docs_python, load
 from edgekv.commands.values import AUTO_STORES
-from tests import support_table
+from tests import docs_commands, models, support_table
+from tests.cli import typed
 from tests.test_layers import ROOMS
+from tests.test_pack import pdf_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -72,6 +75,7 @@ def test_what_auto_stores_is_one_sentence_everywhere(name):
 
 
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "patches/README.md"]
+OUTSIDE += ["lab/README.md"]
 OUTSIDE += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("*.md"))
 """Pages that mkdocs does not see."""
 PAGES = OUTSIDE + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -106,6 +110,69 @@ def test_examples_in_python_are_python(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         compile(example, page, "exec")
+
+
+GENERATED = {"docs/cli.md", "docs/python-api.md"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED])
+def test_commands_in_blocks_are_what_the_parser_takes(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for words in docs_commands.commands(text):
+        try:
+            docs_commands.parsed(words)
+        except (click.exceptions.NoArgsIsHelpError, click.MissingParameter):
+            assert len(words) <= 2, f"{page}: edgekv {' '.join(words)}"  # a command's mere name
+        except (click.ClickException, edgekv.EdgeKVError) as error:
+            stands_for_a_value = re.search("'[A-Z]+' is not", str(error))
+            assert stands_for_a_value, f"{page}: edgekv {' '.join(words)}: {error}"
+    for script in docs_commands.scripts(text):
+        assert (ROOT / script).exists(), f"{page} runs {script}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "results" not in page])
+def test_commands_in_prose_are_there(page):
+    for words in docs_commands.quoted((ROOT / page).read_text(encoding="utf-8")):
+        try:
+            docs_commands.parsed([word for word in words if not word.isupper()])
+        except (click.NoSuchOption, click.exceptions.NoSuchCommand) as error:
+            raise AssertionError(f"{page}: edgekv {' '.join(words)}: {error}") from None
+        except (click.ClickException, click.exceptions.Exit):
+            pass  # a part of a command
+
+
+def test_a_wrong_command_in_a_page_is_found():
+    page = "    $ EDGEKV_X=1 python3 cli.py runn x | edgekv run m --kv-ratoi 0.2  # 'text'\n"
+    wrong = list(docs_commands.commands(page))
+    assert wrong == [["runn", "x"], ["run", "m", "--kv-ratoi", "0.2"]]
+    for words in wrong:
+        with pytest.raises(click.UsageError, match="No such"):
+            docs_commands.parsed(words)
+
+
+RUN = {"chat", "run", "pack", "look", "fit", "info", "methods"}
+"""Commands that a tiny model is quick with."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/usage.md"])
+def test_commands_work_as_printed(page, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(load, "learn", lambda *_: None)
+    monkeypatch.setenv("LLAMA_ARG_N_PREDICT", "1")
+    models.write_adapter(tmp_path / "style.gguf", "llama-gqa")
+    (tmp_path / "model.gguf").write_bytes(tiny("llama-gqa").read_bytes())
+    (tmp_path / "report.pdf").write_bytes(pdf_of("the costs are high"))
+    for name in ("report.txt", "notes.md"):
+        (tmp_path / name).write_text("the costs are high " * 9, encoding="utf-8")
+    lines = docs_commands.commands((ROOT / page).read_text(encoding="utf-8"))
+    of_tiny = {"model.gguf", "report.kvpack"}
+    tried = [words for words in lines if words[0] in RUN and of_tiny & {*words}]
+    assert len(tried) > 4
+    for words in tried:
+        if "--override-kv" in words:
+            continue  # names a number that the tiny model does not have
+        done = typed("", *words)
+        assert done.exit_code == 0, f"{page}: edgekv {' '.join(words)}: {done.output}"
 
 
 @pytest.mark.parametrize(("page", "most"), [("README.md", 150), ("docs/methods.md", 150)])
