@@ -216,7 +216,7 @@ def test_methods_that_are_nearly_as_good_are_tried_with_types_that_may_be_nearer
         kinds = {"q8_0", "q8_0/q4_0", "q5_0/q4_0"}
         gain = nearest_in(found, "q8_0", ratio) / nearest_in(found, "q8_0/q4_0", ratio)
         kinds |= {"q8_0/q5_1"} if gain < contest.CLOSE else set()
-        few, fewer = (nearest_in(found, kind, ratio) for kind in (contest.FEW, contest.FEWER))
+        few, fewer = (nearest_in(found, kind, ratio) for kind in (contest.K80_V40, contest.K50_V40))
         kinds |= {"q4_1/q4_0"} if fewer < few else set()
         first = {x.method: d for x, d in found.items() if (x.ratio, x.kind) == (ratio, "q8_0")}
         most = contest.ALIKE * first[PLAIN].text

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vPX*"
 FULL_COLOURS = ("black", "dimgray", "darkgray", "tan")
-"""Of full caches; compressed ones get the colours of matplotlib's cycle."""
+"""Colours of full caches; compressed ones get the colours of matplotlib's cycle."""
 DPI = 150
 LEGEND_COLUMNS = 4
 IS_PNG = files.begins_with(b"\x89PNG")

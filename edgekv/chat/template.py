@@ -84,7 +84,9 @@ class Syntax:
 
 @dataclass(frozen=True)
 class Prompt:
-    """tokens: the prompt. parts: texts in it behind which it is compressed by itself, such as a
+    """A chat's prompt, and where it may be cut.
+
+    tokens: the prompt. parts: texts in it behind which it is compressed by itself, such as a
     document before a question. cuts: numbers of tokens at which another conversation may branch.
     """
 
@@ -96,7 +98,9 @@ class Prompt:
 
 
 class ChatTemplate:
-    """text: a template in the place of the model's; check: called with a prompt before it is cut
+    """Makes prompts of chats, by the model's template and llama.cpp's library.
+
+    text: a template in the place of the model's; check: called with a prompt before it is cut
     into tokens, may raise. Raises BadInput for a template that is broken.
     """
 

@@ -32,4 +32,4 @@ SETTING = option(
     help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
     "the text was compressed.",
 )
-"""Of the commands that ask questions."""
+"""An option of the commands that ask questions."""

@@ -80,7 +80,7 @@ def create(
 
 
 def _tokens(llm: Llama, messages: list[dict[str, Any]]) -> list[int]:
-    """Of the prompt that a chat makes of messages."""
+    """Tokens of the prompt that a chat makes of messages."""
     from edgekv.chat.template import Chat
 
     return llm.chat_template.prompt(Chat(messages)).tokens

@@ -20,7 +20,10 @@ N_NEAR = 3
 
 
 class Best(NamedTuple):
-    """n: tokens of the prompt that the conversation has; n_have: how many of its own those are."""
+    """The conversation that shares most with a prompt.
+
+    n: tokens of the prompt that the conversation has; n_have: how many of its own those are.
+    """
 
     entry: Entry | None
     n: int

@@ -19,7 +19,10 @@ KINDS = {
 
 
 class Losses:
-    """counts: of each of KINDS. is_usual: nothing is to be kept, so there is nothing to say."""
+    """Counts and logs conversations that are lost, with the reason.
+
+    counts: of each of KINDS. is_usual: nothing is to be kept, so there is nothing to say.
+    """
 
     def __init__(self, is_usual: bool) -> None:
         self.counts = Counter(dict.fromkeys(KINDS, 0))

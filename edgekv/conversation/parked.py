@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reach:
-    """least: fewest tokens that a conversation can be taken back to; mark: one smaller number that
+    """How far a conversation can be taken back.
+
+    least: fewest tokens that a conversation can be taken back to; mark: one smaller number that
     it can be taken back to as well, -1 if there is none.
     """
 

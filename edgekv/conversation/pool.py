@@ -102,12 +102,12 @@ class Conversations:
 
     @property
     def n_bytes(self) -> int:
-        """Of memory that waiting conversations and beginnings take; at most cache_ram."""
+        """Bytes of memory that waiting conversations and beginnings take; at most cache_ram."""
         return sum(entry.n_bytes for entry in self._waiting)
 
     @property
     def current_id(self) -> str:
-        """Of the conversation that the model goes on with."""
+        """The id of the conversation that the model goes on with."""
         return self._current.id
 
     # ---- taking turns
@@ -765,7 +765,7 @@ class Conversations:
         raise BadInput(f"there is no conversation '{id}'; list() has their ids")
 
     def _key(self) -> str:
-        """Of the settings now."""
+        """The digest of the settings that the cache has now."""
         kv = self._llm.engine
         of = None if kv is None else kv.settings
         if self._settings[0] is not of or not self._settings[1]:

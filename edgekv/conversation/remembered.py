@@ -25,7 +25,7 @@ Layout = dict[Any, tuple[str, tuple[int, ...]]]
 _MOST = 1e15
 """A number that makes no sense for a query: its products leave float32."""
 _PARTS = ("mean", "root", "scale")
-"""Of edgekv.methods.query_moments.PackedMoments."""
+"""The arrays of edgekv.methods.query_moments.PackedMoments."""
 
 
 def described(memory: Memory) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def layout(description: Any, layers: Sequence[LayerInfo]) -> Layout:
 
 
 def n_bytes(form: Layout) -> int:
-    """Of the arrays together."""
+    """Bytes of the arrays together."""
     return sum(np.dtype(kind).itemsize * prod(shape) for kind, shape in form.values())
 
 

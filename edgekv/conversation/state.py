@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """tokens: int32 [n_tokens]; data: llama.cpp's state of sequence 0, a ctypes array of bytes;
-    memory: what the engine knows besides, None where nothing is compressed."""
+    """A copy of a conversation: what it takes to go on from it.
+
+    tokens: int32 [n_tokens]; data: llama.cpp's state of sequence 0, a ctypes array of bytes;
+    memory: what the engine knows besides, None where nothing is compressed.
+    """
 
     tokens: NDArray[np.int32]
     data: Any

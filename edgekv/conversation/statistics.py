@@ -23,7 +23,7 @@ UNCUT = "this architecture cannot be cut into layers: prompts are read in full, 
 
 
 def type_names(llm: Holder) -> tuple[str, str]:
-    """Of the cache's K and V."""
+    """Types of the cache's K and V."""
     names = {kind: name for name, (kind, _, _) in facts.cache_types.items()} | {0: "f32"}
     return names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
 

@@ -47,15 +47,15 @@ class Entry:
 
     tokens: NDArray[np.int32]
     settings: str
-    """Of the cache, see `edgekv.conversation.settings_digest`."""
+    """The digest of the cache's settings, see `edgekv.conversation.settings_digest`."""
     least: int = 0
-    """Fewest tokens that it can be taken back to."""
+    """Fewest tokens that the conversation can be taken back to."""
     mark: int = -1
-    """One number of tokens below `least` that it can be taken back to as well; -1: there is none"""
+    """A number of tokens below `least` that the conversation can go back to as well; -1: none."""
     name: str | None = None
     is_boundary: bool = False
     is_kept: bool = False
-    """It stays as it is, whatever goes on from it."""
+    """The conversation stays as it is, whatever goes on from it."""
     is_under_way: bool = False
     """Its answer is not complete."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -64,15 +64,15 @@ class Entry:
     path: Path | None = None
     """A file with exactly these tokens."""
     prompt: End | None = None
-    """Of its last prompt."""
+    """The end of the conversation's last prompt."""
     last: End | None = None
-    """Of all its tokens, while it waits."""
+    """The end of all its tokens, while the conversation waits."""
     turn: tuple[int, int] = (0, 0)
     """Tokens behind which its last prompt was read, and those of the prompt."""
 
     @property
     def n_bytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory that the conversation takes."""
         ends = sum(x.logits.nbytes for x in (self.prompt, self.last) if x)
         return self.parked.n_bytes + self.tokens.nbytes + ends if self.parked else 0
 

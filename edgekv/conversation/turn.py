@@ -32,5 +32,5 @@ class Turn:
     """What compressing took of that; empty if nothing was compressed."""
 
     def fresh(self) -> Turn:
-        """That of a conversation that begins now."""
+        """The turn of a conversation that begins now."""
         return Turn(self.checkpoints.fresh())

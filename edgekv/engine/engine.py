@@ -398,7 +398,7 @@ class Engine:
         self.turn = self.fresh_turn()
 
     def fresh_turn(self) -> Turn:
-        """That of an empty conversation."""
+        """The turn of an empty conversation."""
         return Turn(Memory(ratio=self.settings.ratio))
 
     def kept(self) -> NDArray[np.int32]:

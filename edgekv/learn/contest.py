@@ -76,7 +76,7 @@ other cache types: 200 tokens do not tell them apart.
 ALIKE = 1.25
 """N_NEXT tokens do not tell apart two distances that differ by less than this factor."""
 FULL, EIGHT, F16, FOUR = "full", "q8_0", "f16", "q4_0"
-FEW, BETWEEN, FEWER, FEWEST = "q8_0/q4_0", "q8_0/q5_1", "q5_0/q4_0", "q4_1/q4_0"
+K80_V40, K80_V51, K50_V40, K41_V40 = "q8_0/q4_0", "q8_0/q5_1", "q5_0/q4_0", "q4_1/q4_0"
 ROOM = 512
 """Tokens that are judged, at most."""
 
@@ -197,10 +197,10 @@ class _Contest:
 
     def _promises(self, kind: str, ratio: float) -> bool:
         """Whether a cache type may be nearest at a ratio, by those that were tried."""
-        if kind == BETWEEN:
-            return self._nearest(EIGHT, ratio) < CLOSE * self._nearest(FEW, ratio)
-        if kind == FEWEST:
-            return self._nearest(FEWER, ratio) < self._nearest(FEW, ratio)
+        if kind == K80_V51:
+            return self._nearest(EIGHT, ratio) < CLOSE * self._nearest(K80_V40, ratio)
+        if kind == K41_V40:
+            return self._nearest(K50_V40, ratio) < self._nearest(K80_V40, ratio)
         return True
 
     def _nearest(self, kind: str, ratio: float) -> float:

@@ -8,7 +8,10 @@ from edgekv.base.stats import Progress
 
 
 class Work:
-    """costs: of each piece, in any unit of time; finished: the numbers of those that are done."""
+    """Reports progress over pieces of work whose cost is known.
+
+    costs: of each piece, in any unit of time; finished: the numbers of those that are done.
+    """
 
     def __init__(
         self, costs: Sequence[int], finished: Collection[int], progress: Progress | None

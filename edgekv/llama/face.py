@@ -26,7 +26,7 @@ class Face(llama_cpp.Llama):
     """
 
     engine: Engine | None
-    """Of the store; None: llama.cpp's own cache holds the conversation."""
+    """Drives the store; None: llama.cpp's own cache holds the conversation."""
     settings: Settings
     """What the options of the cache mean for this model."""
     guard: Guard
@@ -38,7 +38,7 @@ class Face(llama_cpp.Llama):
     adapters: Adapters
     """Its LoRA adapters."""
     n_tokens: int
-    """Of the conversation."""
+    """Tokens of the conversation."""
     _kv_stop: c_bool
 
     @property

@@ -24,7 +24,10 @@ def runnable() -> int | None:
 
 
 class Pace:
-    """n_most: threads on a machine that does nothing else."""
+    """Chooses the number of threads that write tokens.
+
+    n_most: threads on a machine that does nothing else.
+    """
 
     def __init__(
         self,

@@ -57,7 +57,10 @@ NONE, AGAIN = "is no pack; make one with 'edgekv pack'", "pack the documents aga
 
 @dataclass(frozen=True)
 class PackedDocument:
-    """n_bytes: of the file that the text came from."""
+    """One document of a pack.
+
+    n_bytes: of the file that the text came from.
+    """
 
     name: str
     text: str
@@ -78,9 +81,9 @@ class Pack:
     cache_types: tuple[str, str]
     n_tokens: int
     n_bytes: int
-    """Of the cache."""
+    """Bytes of the cache."""
     n_bytes_full: int
-    """Of the full f16 cache."""
+    """Bytes that a full f16 cache would take."""
 
     @property
     def settings(self) -> KVConfig:

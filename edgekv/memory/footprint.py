@@ -401,7 +401,7 @@ def prompt_bytes(
         beside = min(_most_beside(full, stays), kept)
     queries = query_bytes(layers, what, whole)
     merge = merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0
-    if not on_gpu:  # while a layer is judged both are nobody's
+    if not on_gpu:  # queries and words are free again when a layer is merged
         merge = max(merge - queries - words, min(merge, 4 * max(map(_moments, layers), default=0)))
     n_graphs = min(N_GRAPHS + (what.n_raw > 0), -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs

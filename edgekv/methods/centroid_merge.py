@@ -52,7 +52,7 @@ LOST, KEPT, MOST_VALUES = 4096, 512, 1 << 21
 spaced; of wide heads no more than take 8 MiB as f32.
 """
 ROUNDS = 3
-"""Of k-means."""
+"""Rounds of k-means."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from edgekv.methods.layer import LayerStats
 
 @dataclass(frozen=True)
 class ExpectedParams:
-    """n_future: later positions that count; epsilon: added to each row's share of the attention;
+    """Parameters of Expected Attention.
+
+    n_future: later positions that count; epsilon: added to each row's share of the attention;
     sink: first tokens, which attract so much that the others' shares would vanish beside them; they
     take no part, and get the highest score.
     """

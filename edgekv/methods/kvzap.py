@@ -75,7 +75,7 @@ class KVzap:
     observe: ClassVar[Observe] = Observe()
     params: ClassVar[KVzapParams] = KVzapParams()
     surrogate: Surrogate | None = None
-    """Of the model at hand; None: not yet looked up."""
+    """The maps of the model at hand; None: not yet looked up."""
 
     def score(self, layer: LayerStats, params: KVzapParams | None = None) -> NDArray[np.float32]:
         if self.surrogate is None:

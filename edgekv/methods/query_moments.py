@@ -31,7 +31,9 @@ def root_of(cov: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class PackedMoments:
-    """mean: float32 [n_head, d]; root: float16 [n_head, d (d + 1) / 2], row by row the lower
+    """Mean and covariance of a layer's queries, in a quarter of the bytes.
+
+    mean: float32 [n_head, d]; root: float16 [n_head, d (d + 1) / 2], row by row the lower
     triangle whose product with its transpose is the covariance, over scale: float32 [n_head].
     Whatever numbers stand in it, they are a covariance.
     """

@@ -35,7 +35,7 @@ class Context:
     compute: int
     cache: int
     recurrent: int = 0
-    """Of recurrent layers' state, which is the same with a store."""
+    """Bytes of recurrent layers' state, which is the same with a store."""
 
 
 class Blueprint:

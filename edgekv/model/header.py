@@ -34,8 +34,11 @@ DAMAGE = (struct.error, ValueError, IndexError, KeyError, TypeError, ArithmeticE
 
 
 class Tensor(NamedTuple):
-    """dims: sizes, the one that varies fastest first; kind: ggml's type number; offset: bytes
-    behind the header."""
+    """A tensor as a GGUF file's header describes it.
+
+    dims: sizes, the one that varies fastest first; kind: ggml's type number; offset: bytes
+    behind the header.
+    """
 
     dims: tuple[int, ...]
     kind: int

@@ -22,7 +22,7 @@ _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 _BOOLS = {"true": True, "false": False}
 _EXAMPLE = "write for example tokenizer.ggml.add_bos_token=bool:false (bool, int, float or str)"
 _BYTES_MAX = 127
-"""Of a key and of a text."""
+"""Bytes of a key, and of a text."""
 _INT_MAX = 2**31 - 1
 _LAYERS_MAX, _EXPERTS_MAX = 512, 1024
 """llama.cpp's own limits."""

@@ -17,7 +17,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _TEXT = Path(__file__).parent.parent / "data" / "calibration" / "facts.txt"
 QUESTION = "How long is the river Ombre?"
-"""That the model can answer, small as it is."""
+"""A question that the model can answer, small as it is."""
 
 
 def proposal() -> str:

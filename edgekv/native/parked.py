@@ -30,5 +30,5 @@ class Place:
 
     @property
     def n_bytes(self) -> int:
-        """That the conversation here takes."""
+        """Bytes that the conversation here takes."""
         return int(lib.edgekv_parked_bytes(self._place))

@@ -60,7 +60,9 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
+    """What the store holds, and what it takes.
+
+    n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
     and at the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it,
     and tokens in the copy (-1: there is none); of the archive its bytes, whether prompts are read
     behind it, whether the conversation can go back to any token, and whether it did; tokens that

@@ -65,7 +65,7 @@ class Profile:
     """The command line that made it, without folders."""
     made_by: str = field(default=f"edgekv {__version__}")
     seed: int | None = None
-    """Of what was drawn while it was made; None if nothing was."""
+    """Seed of what was drawn while the profile was made; None if nothing was."""
     surrogate: Surrogate | None = None
     """What the score kvzap needs; None if it was not made."""
     contest: Winners | None = None

@@ -137,7 +137,7 @@ def _as_openai(message: MessageBody) -> list[dict[str, Any]]:
 
 
 def _text(block: dict[str, Any]) -> str:
-    """Of a text, or of a document that is one."""
+    """The text of a text block, or of a document that is one."""
     source = block.get("source")
     text = source.get("data") if isinstance(source, dict) else block.get("text")
     is_text = not isinstance(source, dict) or source.get("type") == "text"

@@ -20,7 +20,7 @@ else:
 
 USUAL_MOST, LEAST = 4096, 4
 N_OTHER_FILES = 16
-"""That the process may still want to open."""
+"""Files that the process may still want to open."""
 IDLE_S = 30.0
 """Seconds that a connection may take to begin a request."""
 

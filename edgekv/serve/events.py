@@ -94,7 +94,7 @@ class Done:
     n_prompt: int
     n_cached: int
     tokens: tuple[int, ...]
-    """That were written."""
+    """Tokens that were written."""
     read_ms: float
     write_ms: float
     cache: Cache

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """tokens, and counts: how many of n_heads heads keep each; layers: those that can be looked
+    """Which tokens of a conversation stayed, and in how many heads.
+
+    tokens, and counts: how many of n_heads heads keep each; layers: those that can be looked
     at.
     """
 

@@ -40,7 +40,10 @@ class _Task:
 
 
 class Preparing:
-    """n_most: requests that may wait, of all clients together."""
+    """Threads that make prompts of requests before the model has them.
+
+    n_most: requests that may wait, of all clients together.
+    """
 
     def __init__(self, n_most: int) -> None:
         self._queue: FairQueue[_Task] = FairQueue(n_most)

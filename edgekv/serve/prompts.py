@@ -23,7 +23,9 @@ N_AROUND = 64
 
 
 class Prompts:
-    """text: a template in the place of the model's; changing: what is not compared of the first
+    """Makes prompts of chats, and marks what changes at their front.
+
+    text: a template in the place of the model's; changing: what is not compared of the first
     message. Raises BadInput for a template that is broken.
     """
 

@@ -21,7 +21,10 @@ def many_wait(n: int) -> ApiError:
 
 
 class FairQueue(Generic[T]):
-    """n_most: how many may wait, of all clients together."""
+    """A queue in which clients take turns.
+
+    n_most: how many may wait, of all clients together.
+    """
 
     def __init__(self, n_most: int) -> None:
         self._n_most, self._n = n_most, 0

@@ -13,7 +13,10 @@ from edgekv.serve.events import Done, TokenLogprob, Written
 
 @dataclass(frozen=True)
 class Text(reply.Text):
-    """logprobs: of the tokens since the last text."""
+    """Text of an answer, with its log-probabilities.
+
+    logprobs: of the tokens since the last text.
+    """
 
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -31,7 +34,7 @@ class Reply:
         self._reply = reply.Reply(syntax)
         self._untold: list[TokenLogprob] = []
         self.logprobs: list[TokenLogprob] = []
-        """Of all tokens so far."""
+        """Log-probabilities of all tokens so far."""
 
     @property
     def message(self) -> reply.Answer:

@@ -13,7 +13,10 @@ from edgekv.serve.pattern import Pattern
 
 @dataclass(frozen=True)
 class Prompt(template.Prompt):
-    """front: text at its beginning that is not compared with other prompts."""
+    """A prompt of the server's.
+
+    front: text at its beginning that is not compared with other prompts.
+    """
 
     front: Front | None = None
 

@@ -167,7 +167,7 @@ class _Writer(Writer):
         self._n = 0
         self._items: list[Item] = []
         self._text = ""
-        """Of the open item."""
+        """Text of the open item."""
         self._kind: type[Part] | None = None
         """The open item's."""
         self._response = {

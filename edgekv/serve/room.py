@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Of one model's context."""
+    """Refuses prompts that one model's context has no room for."""
 
     def __init__(self, llm: Llama) -> None:
         self._llm = llm

@@ -13,7 +13,7 @@ ANY_SEED = 2**32 - 1
 
 
 def generation_settings(request: Request) -> dict[str, Any]:
-    """Of an answer: its fields are those of `sampling_settings`, and what ends it."""
+    """How an answer is drawn (`sampling_settings`), and what ends it."""
     return {
         **sampling_settings(request.sampling),
         **limit_settings(request.max_tokens),

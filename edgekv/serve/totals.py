@@ -25,7 +25,7 @@ class Totals:
     read_s: float = 0.0
     write_s: float = 0.0
     cache: Cache | None = None
-    """Of the last answer."""
+    """The cache behind the last answer."""
     _lock: Any = field(default_factory=threading.Lock)
 
     def add(self, done: Done) -> None:

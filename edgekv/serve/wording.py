@@ -92,7 +92,7 @@ def _token(token: int, data: bytes, logprob: float, is_drawn: bool) -> dict[str,
 
 
 def text(data: bytes) -> str:
-    """Of one token, which may be a part of a character."""
+    """The bytes of one token, which may be a part of a character."""
     return data.decode("utf-8", "replace")
 
 

@@ -38,7 +38,10 @@ Call = tuple[Callable[[], Any], Future[Any]]
 
 
 class Worker:
-    """n_parallel: answers under way at once; n_queue: requests that may wait besides."""
+    """The one thread that uses the model: reads prompts and writes answers, in turns.
+
+    n_parallel: answers under way at once; n_queue: requests that may wait besides.
+    """
 
     def __init__(
         self,

@@ -50,7 +50,10 @@ class AdaKV:
 
 
 class _PerLayer:
-    """equal: what each head would get without competition."""
+    """AdaKV's budgets while layers finish: heads of a layer share by scores.
+
+    equal: what each head would get without competition.
+    """
 
     def __init__(self, equal: Fixed, plan: Plan, alpha: float) -> None:
         self._equal, self._have, self._alpha = equal.counts, plan.have, alpha

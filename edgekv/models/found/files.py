@@ -18,7 +18,10 @@ GONE = "its data is missing"
 
 @dataclass(frozen=True)
 class File:
-    """name: path below the folder, with '/' and the ending; why_not: why it cannot be used."""
+    """A GGUF file in a folder.
+
+    name: path below the folder, with '/' and the ending; why_not: why it cannot be used.
+    """
 
     name: str
     path: str

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Found:
-    """name: as the command line takes it, 'SOURCE:REST'; path: of its file, of the first where it
+    """A model on this computer.
+
+    name: as the command line takes it, 'SOURCE:REST'; path: of its file, of the first where it
     lies in several; also: other names for it, without the source; why_not: why it cannot be used,
     empty if it can.
     """

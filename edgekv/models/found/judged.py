@@ -21,7 +21,9 @@ _BYTES_MAX, _ENTRIES_MAX = 1 << 23, 2000
 
 @dataclass(frozen=True)
 class Judged:
-    """kv_bytes: of one token with K and V in f16; n_ctx: tokens that `ways` are for; why: the
+    """What a model's header says about running it here.
+
+    kv_bytes: of one token with K and V in f16; n_ctx: tokens that `ways` are for; why: the
     reason if the cache cannot be compressed; ways: (ratio, type of the cache, bytes at the peak
     without the process), what is given up least first; no_model: why it writes no text, with
     nothing else known.

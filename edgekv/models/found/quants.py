@@ -14,7 +14,10 @@ _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-", "kvb
 
 
 class Part(NamedTuple):
-    """stem: what all parts share; number: from 1; total: how many there are."""
+    """The name of one file of a model that lies in several.
+
+    stem: what all parts share; number: from 1; total: how many there are.
+    """
 
     stem: str
     number: int

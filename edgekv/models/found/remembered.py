@@ -43,7 +43,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class Remembered:
-    """files: the one that was opened last first; folders: the oldest first."""
+    """Models that were opened by their path, and folders that were named.
+
+    files: the one that was opened last first; folders: the oldest first.
+    """
 
     files: tuple[Opened, ...] = ()
     folders: tuple[str, ...] = ()

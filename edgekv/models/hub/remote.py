@@ -16,7 +16,10 @@ MISSING = "a download needs the package huggingface_hub: pip install 'edgekv[hub
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """url: where it is fetched; etag: SHA-256 of its bytes, or its number in git, in hex."""
+    """A file in a repository of Hugging Face's.
+
+    url: where it is fetched; etag: SHA-256 of its bytes, or its number in git, in hex.
+    """
 
     name: str
     url: str

@@ -19,7 +19,9 @@ _YES = ("1", "ON", "YES", "TRUE")
 
 @dataclass(frozen=True)
 class Wanted:
-    """repo: USER/REPO; quant: a quantisation, empty for the usual one; file: a name in the
+    """A model that was named on Hugging Face.
+
+    repo: USER/REPO; quant: a quantisation, empty for the usual one; file: a name in the
     repository, empty for the one of `quant`.
     """
 

@@ -31,7 +31,9 @@ Tokens = list[int]
 
 
 class Embedder:
-    """llm: made with `embedding=True`, and room for a whole text in a ubatch; n_most: requests that
+    """Answers requests for embeddings, one at a time.
+
+    llm: made with `embedding=True`, and room for a whole text in a ubatch; n_most: requests that
     may wait. Requests are answered in their order.
     """
 

@@ -60,7 +60,10 @@ class Options(SamplingBody):
 
 
 class ModelBody(Body):
-    """name: what older clients call `model`."""
+    """A body that names a model.
+
+    name: what older clients call `model`.
+    """
 
     model: str | None = None
     name: str | None = None

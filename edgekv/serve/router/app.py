@@ -295,7 +295,10 @@ async def _answer(
 
 
 class _HandedOn(StreamingResponse):
-    """stack: what ends with the answer, also where it never begins."""
+    """A model's answer as the router sends it on.
+
+    stack: what ends with the answer, also where it never begins.
+    """
 
     stack: AsyncExitStack
 

@@ -23,7 +23,9 @@ _READY = re.compile(rf" at http://{re.escape(HOST)}:(\d+)$")
 
 
 class Child:
-    """name: of its model, as its lines in the log are called; words: of the command line, without
+    """One model's server, a process of its own.
+
+    name: of its model, as its lines in the log are called; words: of the command line, without
     address and model; key: that it asks for.
 
     ready: its port, or EdgeKVError's words as an exception, once it answers or has ended.

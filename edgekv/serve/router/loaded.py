@@ -51,14 +51,16 @@ class Loaded:
 
 
 class Models:
-    """start: makes a model's process; n_own: bytes that any process takes. All methods are the
+    """The models that are loaded: starts them, and lets the oldest go for others.
+
+    start: makes a model's process; n_own: bytes that any process takes. All methods are the
     event loop's.
     """
 
     def __init__(self, options: RouterOptions, start: Start, n_own: int) -> None:
         self._options, self._start, self._n_own = options, start, n_own
         self._sizes: dict[str, int] = {}
-        """Of models that were loaded once."""
+        """Bytes of models that were loaded once."""
         self._loaded: dict[str, Loaded] = {}
         self._turn = asyncio.Lock()
         """Whoever holds it decides which model leaves: others wait in their order."""

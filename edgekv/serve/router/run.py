@@ -22,7 +22,9 @@ from edgekv.serve.run import N_UNACCEPTED, configured
 
 
 class RouterServer(uvicorn.Server):
-    """words: of the command line, for the models' own servers. `run` returns when it has been told
+    """The server that hands requests on to the models' own servers.
+
+    words: of the command line, for the models' own servers. `run` returns when it has been told
     to stop, and all models have ended.
     """
 

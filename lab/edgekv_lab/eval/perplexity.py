@@ -23,8 +23,11 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Passage:
-    """tokens: the text and what follows it; n_text of them are compressed, the next ones are fed
-    and the ones after those predicted."""
+    """A text, and the tokens behind it that are predicted.
+
+    tokens: the text and what follows it; n_text of them are compressed, the next ones are fed
+    and the ones after those predicted.
+    """
 
     id: str
     tokens: tuple[int, ...]

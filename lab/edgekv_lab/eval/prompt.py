@@ -12,7 +12,9 @@ from edgekv_lab.eval.sample import Sample
 
 @dataclass(frozen=True)
 class Prompt:
-    """text: tokens that are compressed; rest: tokens that come after (none if the question is among
+    """A prompt in two parts: what is compressed, and what is fed behind it.
+
+    text: tokens that are compressed; rest: tokens that come after (none if the question is among
     the first).
     """
 

@@ -20,7 +20,9 @@ from edgekv_lab.eval.sample import Row
 
 
 class Reader:
-    """names: the methods that `compress` may be asked for, in the cache type that `llm` has; or by
+    """Reads a text once, and compresses copies of it by each method.
+
+    names: the methods that `compress` may be asked for, in the cache type that `llm` has; or by
     cache type.
 
     Weights are there once: for another cache type the model gets another context, and reads the
