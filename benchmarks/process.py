@@ -71,7 +71,7 @@ def demo_path() -> Path:
 
 def text_tokens(model: str, n_tokens: int) -> list[int]:
     """n_tokens tokens of generated text from the model's own tokenizer, in a process of its own."""
-    from edgekv_lab.eval.text import sentences
+    from edgekv_lab.eval.sentences import sentences
 
     text = " ".join(islice(sentences(Random(0)), n_tokens // 8))  # a sentence has about 20 tokens
     code = (

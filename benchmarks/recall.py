@@ -37,10 +37,10 @@ from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
 from edgekv.models.demo import demo_path  # noqa: E402
 from edgekv_lab.eval.haystack import Count, fill, room  # noqa: E402
 from edgekv_lab.eval.interval import interval  # noqa: E402
-from edgekv_lab.eval.prompt import Prompt, prompt  # noqa: E402
-from edgekv_lab.eval.sample import Request, Sample  # noqa: E402
+from edgekv_lab.eval.prompt import EvalPrompt, prompt  # noqa: E402
+from edgekv_lab.eval.sample import Sample, SampleRequest  # noqa: E402
+from edgekv_lab.eval.sentences import sentences  # noqa: E402
 from edgekv_lab.eval.tasks import answers, needle  # noqa: E402
-from edgekv_lab.eval.text import sentences  # noqa: E402
 
 FULL = "f16"
 KINDS = {"f16": 1, "q8_0": 8, "q4_0": 2}
@@ -135,12 +135,16 @@ def judged(asker: Asker, question: Sequence[int], answer: Answer) -> Judged:
     return Judged(divergence(whole, got), got.argmax(1) == np.array(tokens), asked - begin, word)
 
 
-def texts(prompts: Sequence[Prompt]) -> Iterator[tuple[tuple[int, ...], list[tuple[int, Prompt]]]]:
+def texts(
+    prompts: Sequence[EvalPrompt],
+) -> Iterator[tuple[tuple[int, ...], list[tuple[int, EvalPrompt]]]]:
     for text, some in groupby(enumerate(prompts), key=lambda x: x[1].text):
         yield text, list(some)
 
 
-def row(name: str, asker: Asker, prompts: Sequence[Prompt], whole: Sequence[Answer]) -> list[Any]:
+def row(
+    name: str, asker: Asker, prompts: Sequence[EvalPrompt], whole: Sequence[Answer]
+) -> list[Any]:
     of, used, full = list[Judged](), 0, 1
     for text, some in texts(prompts):
         asker.read(text)
@@ -180,14 +184,14 @@ def hidden(n: int, n_tokens: int, count: Count) -> list[Sample]:
     ]
 
 
-def questions(o: argparse.Namespace, llm: Any) -> list[Prompt]:
+def questions(o: argparse.Namespace, llm: Any) -> list[EvalPrompt]:
     def tokenize(text: str) -> list[int]:
         return llm.tokenize(text.encode(), add_bos=False)
 
     if o.needles:
         samples = hidden(o.needles, o.lengths, lambda text: len(tokenize(text)))
     else:
-        request = Request(0, o.skip + o.n, tokenize, (o.lengths,), tuple(o.file))
+        request = SampleRequest(0, o.skip + o.n, tokenize, (o.lengths,), tuple(o.file))
         samples = list(answers.samples(request))[o.skip :]
     return [prompt(llm, sample, False, False) for sample in samples]
 

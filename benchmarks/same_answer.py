@@ -35,7 +35,7 @@ sys.path.append(str(ROOT))
 from process import heading  # noqa: E402
 from served import PATIENCE, Server, prepare, serving, tokens_of  # noqa: E402
 
-from edgekv_lab.eval.text import sentences  # noqa: E402
+from edgekv_lab.eval.sentences import sentences  # noqa: E402
 
 CACHES = "0.2:auto;0.1:auto;1:f16;0.2:f16;0.1:f16;1:q8_0;0.2:q8_0;0.1:q8_0"
 LITTLE = ("--cache-ram", "1")

@@ -38,7 +38,7 @@ sys.path.append(str(ROOT))
 from process import demo_path, heading  # noqa: E402
 from served import PATIENCE, Server, add_model, serving, tokens_of, words_of  # noqa: E402
 
-from edgekv_lab.eval.text import sentences  # noqa: E402
+from edgekv_lab.eval.sentences import sentences  # noqa: E402
 
 N_ANSWER = 8
 N_TALKS = 5

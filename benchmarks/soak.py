@@ -41,7 +41,7 @@ sys.path.append(str(ROOT))
 from process import heading  # noqa: E402
 from served import MIB, PATIENCE, Server, add_model, prepare, serving, words_of  # noqa: E402
 
-from edgekv_lab.eval.text import sentences  # noqa: E402
+from edgekv_lab.eval.sentences import sentences  # noqa: E402
 
 N_ANSWER = 8
 N_GROUPS = 12

@@ -42,7 +42,7 @@ sys.path.append(str(ROOT))
 from process import heading  # noqa: E402
 from served import MIB, PATIENCE, Server, add_model, tokens_of, words_of  # noqa: E402
 
-from edgekv_lab.eval.text import sentences  # noqa: E402
+from edgekv_lab.eval.sentences import sentences  # noqa: E402
 
 STREAMS, LOOKS, ASKS, FLOODS = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"
 """Addresses of clients."""

@@ -137,7 +137,7 @@ def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(fo
         reference = plain(folder / f"{name}.gguf")
         prompt, more = tokens(llm, 80, 1), tokens(llm, 130, 2)
         assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE, name
-        begin = llm.engine.turn.memory.compressed_at
+        begin = llm.engine.turn.past.compressed_at
         assert begin > 80 + 40, f"{name}: the tail was compressed last at {begin} tokens"
         reference.close()
 
@@ -262,7 +262,7 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(folder, name):
     reference = plain(folder / f"{name}.gguf", **sizes)
     prompt, more = tokens(llm, 200, 1), tokens(llm, 2000, 2)
     assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE
-    assert llm.engine.turn.memory.compressed_at > 2000
+    assert llm.engine.turn.past.compressed_at > 2000
 
 
 @pytest.mark.slow

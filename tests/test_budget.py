@@ -26,7 +26,7 @@ from edgekv.methods.budget import (
 )
 from edgekv.methods.budget.cake import log_preference
 from edgekv.methods.budget.cascade import Cascade
-from edgekv.methods.budget.share import free, protected
+from edgekv.methods.budget.sharing import free, protected
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.select import keep, protect
 from tests.reference import budgets as reference

@@ -359,18 +359,18 @@ def test_later_turns_are_summed_up_by_the_prompts_queries(tiny, text):
         tiny("llama-gqa"), kv_ratio=0.3, kv_method=MIX.format("uniform") + ",worst=5", kv_tail=64
     )
     llm.eval(list(text(N_PROMPT)))
-    asked = llm.engine.turn.memory.queries
+    asked = llm.engine.turn.past.queries
     assert len(asked) == len(llm.engine.store.layers)
     for i in range(4):
         llm.eval(list(text(60, seed=i)))
     assert llm.engine.store.memory().boundary > N_PROMPT, "the tail was compressed"
-    assert all(llm.engine.turn.memory.queries[il] is asked[il] for il in asked), (
+    assert all(llm.engine.turn.past.queries[il] is asked[il] for il in asked), (
         "too few tokens to say what will be asked"
     )
     assert np.isfinite(feed(llm, text(4, seed=9))).all()
     llm.reset()
     llm.eval(list(text(100)))
-    assert llm.engine.turn.memory.queries == {} and llm.engine.kept().max() < 100, (
+    assert llm.engine.turn.past.queries == {} and llm.engine.kept().max() < 100, (
         "a short prompt is compressed without a summary"
     )
 

@@ -127,7 +127,7 @@ def logits_for(llm, *tokens: int) -> np.ndarray:
 def test_a_sampler_takes_the_likeliest_token_that_a_grammar_lets_through(llm):
     a, b = (llm.tokenize(text, add_bos=False)[0] for text in (b"a", b"b"))
     settings = {"temperature": 0, "grammar": 'root ::= "b"'}
-    sampler = chat.Sampler(llm._model.model, settings)
+    sampler = chat.SamplerHandle(llm._model.model, settings)
     assert sampler.draw(logits_for(llm, a, b)) == b
     assert sampler.draw(logits_for(llm, a, b)) == llm.token_eos()
 
@@ -139,7 +139,7 @@ def test_a_bias_does_not_keep_the_end_away_where_a_grammar_wants_it(llm):
         "grammar": 'root ::= "b"',
         "logit_bias": {str(token): False for token in range(llm.n_vocab()) if token != b},
     }
-    sampler = chat.Sampler(llm._model.model, settings)
+    sampler = chat.SamplerHandle(llm._model.model, settings)
     assert sampler.draw(logits_for(llm, b)) == b
     assert sampler.draw(logits_for(llm, b)) == llm.token_eos()
 
@@ -148,7 +148,7 @@ def test_a_sampler_says_when_nothing_is_let_through(llm):
     never = {str(token): False for token in range(llm.n_vocab())}
     settings = {"temperature": 0, "grammar": 'root ::= "b"', "logit_bias": never}
     with pytest.raises(EdgeKVError, match="lets no token through"):
-        chat.Sampler(llm._model.model, settings).draw(logits_for(llm, 5))
+        chat.SamplerHandle(llm._model.model, settings).draw(logits_for(llm, 5))
 
 
 SLOW = 'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}'
@@ -179,4 +179,4 @@ def test_a_grammar_that_takes_too_long_gives_up_and_sooner_where_it_is_stopped(l
 )
 def test_settings_that_cannot_be_used_are_refused(llm, settings):
     with pytest.raises(BadInput):
-        chat.Sampler(llm._model.model, settings)
+        chat.SamplerHandle(llm._model.model, settings)

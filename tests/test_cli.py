@@ -1035,7 +1035,7 @@ def test_thoughts_are_dim_for_a_person_and_plain_elsewhere(capsys):
         (True, "\x1b[2m<think>\nhm, so\n</think>\n\n\x1b[0myes\n"),
         (False, "<think>\nhm, so\n</think>\n\nyes\n"),
     ):
-        reply = terminal.Reply(person)
+        reply = terminal.ReplyPrinter(person)
         for piece in pieces:
             reply.write(piece)
         reply.end()

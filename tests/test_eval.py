@@ -32,7 +32,7 @@ from edgekv_lab.eval import (
     results,
     table,
 )
-from edgekv_lab.eval.prompt import Prompt
+from edgekv_lab.eval.prompt import EvalPrompt
 from edgekv_lab.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
 from edgekv_lab.eval.tasks import TASKS
 from tests import models
@@ -117,13 +117,13 @@ def outcome(method: str, ratio: float, score: float, n: int = 0, **tags) -> Outc
 
 def test_aware_prompts_hold_the_question_and_agnostic_ones_do_not():
     llm = FakeLlama()
-    assert prompt.prompt(llm, sample(), True, False) == prompt.Prompt((3, 3, 5, 4, 5, 3), ())
-    assert prompt.prompt(llm, sample(), False, False) == prompt.Prompt((3, 3, 5), (4, 5, 3))
+    assert prompt.prompt(llm, sample(), True, False) == prompt.EvalPrompt((3, 3, 5, 4, 5, 3), ())
+    assert prompt.prompt(llm, sample(), False, False) == prompt.EvalPrompt((3, 3, 5), (4, 5, 3))
 
 
 def test_a_question_is_found_behind_a_context_that_has_the_same_words():
     twice = Sample("s", "four five? one", "four five?", ("7",), 5, ("contains_all",))
-    assert prompt.prompt(FakeLlama(), twice, False, False) == prompt.Prompt((4, 5, 3), (4, 5))
+    assert prompt.prompt(FakeLlama(), twice, False, False) == prompt.EvalPrompt((4, 5, 3), (4, 5))
 
 
 def test_a_template_that_changes_the_question_is_refused(monkeypatch):
@@ -134,10 +134,10 @@ def test_a_template_that_changes_the_question_is_refused(monkeypatch):
 
 def test_a_text_that_is_too_long_loses_its_middle_or_is_refused():
     long = Sample("s", " ".join("x" * n for n in range(1, 21)), "q?", ("7",), 5, ("contains_all",))
-    assert prompt.prompt(FakeLlama(13), long, False, True) == prompt.Prompt(
+    assert prompt.prompt(FakeLlama(13), long, False, True) == prompt.EvalPrompt(
         (1, 2, 3, 17, 18, 19, 20), (2,)
     )
-    assert prompt.prompt(FakeLlama(13), long, True, True) == prompt.Prompt(
+    assert prompt.prompt(FakeLlama(13), long, True, True) == prompt.EvalPrompt(
         (1, 2, 3, 17, 18, 19, 20, 2), ()
     )
     with pytest.raises(BadInput, match="26 tokens.*context of 13.*--ctx-size"):
@@ -297,7 +297,7 @@ def test_answers_are_judged_along_the_full_caches(tiny, text, tiny_reader, aware
     parts = (tokens + question, ()) if aware else (tokens, question)
     asked = replace(sample(0), max_tokens=7)
     grid = [Row("full", 1.0), Row("snapkv", 0.3)]
-    got = list(along.follow(tiny_reader, [asked], [Prompt(*parts)], grid))
+    got = list(along.follow(tiny_reader, [asked], [EvalPrompt(*parts)], grid))
     answer: list[int] = []
     found = []
     for options in ({"kv_ratio": 1.0}, {"kv_ratio": 0.3, "kv_method": "snapkv", "kv_tail": 1000}):
@@ -325,8 +325,8 @@ def test_questions_about_one_text_share_its_reading(text, tiny_reader, monkeypat
     monkeypatch.setattr(
         tiny_reader, "read", lambda t: (read.append(t), type(tiny_reader).read(tiny_reader, t))
     )
-    prompts = [Prompt(text(100), text(9, seed=seed)) for seed in (1, 2)]
-    prompts.append(Prompt(text(90), text(9, seed=1)))
+    prompts = [EvalPrompt(text(100), text(9, seed=seed)) for seed in (1, 2)]
+    prompts.append(EvalPrompt(text(90), text(9, seed=1)))
     grid = [Row("full", 1.0), Row("snapkv", 0.3), Row("random", 0.3)]
     known = frozenset({(asked[0].id, grid[1])})
     found = list(along.follow(tiny_reader, asked, prompts, grid, known))

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv.errors import BadInput
-from edgekv_lab.eval import haystack, words
+from edgekv_lab.eval import haystack, vocabulary
 from edgekv_lab.eval.metrics import METRICS
 from edgekv_lab.eval.ruler import counting
-from edgekv_lab.eval.sample import Request
+from edgekv_lab.eval.sample import SampleRequest
+from edgekv_lab.eval.sentences import sentences
 from edgekv_lab.eval.tasks import (
     TASKS,
     answers,
@@ -32,7 +33,6 @@ from edgekv_lab.eval.tasks import (
     squad,
 )
 from edgekv_lab.eval.tasks import get as task_of
-from edgekv_lab.eval.text import sentences
 
 GENERATED = (needle, paraphrase, ruler)
 
@@ -45,8 +45,8 @@ def count(text: str) -> int:
     return len(text.split())
 
 
-def request(seed: int = 0, n: int = 20, lengths=(300, 600), files=(), **more) -> Request:
-    return Request(seed, n, tokens, tuple(lengths), tuple(map(str, files)), **more)
+def request(seed: int = 0, n: int = 20, lengths=(300, 600), files=(), **more) -> SampleRequest:
+    return SampleRequest(seed, n, tokens, tuple(lengths), tuple(map(str, files)), **more)
 
 
 def body(sample) -> str:
@@ -123,9 +123,9 @@ def test_text_is_varied():
 
 
 def test_names_are_distinct_and_more_than_there_are_nouns():
-    assert len(set(words.NOUNS)) == len(words.NOUNS)
-    assert len(set(words.ADJECTIVES)) == len(words.ADJECTIVES)
-    drawn = words.words(Random(0), 2000)
+    assert len(set(vocabulary.NOUNS)) == len(vocabulary.NOUNS)
+    assert len(set(vocabulary.ADJECTIVES)) == len(vocabulary.ADJECTIVES)
+    drawn = vocabulary.words(Random(0), 2000)
     assert len(set(drawn)) == 2000
 
 

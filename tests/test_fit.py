@@ -18,7 +18,7 @@ from edgekv import methods, native
 from edgekv.base.machine import rss_now
 from edgekv.base.sizes import size_text
 from edgekv.commands import load as seam
-from edgekv.commands.fit import Place, Report
+from edgekv.commands.fit import Device, Report
 from edgekv.errors import BadInput
 from edgekv.memory.fit import HIDDEN, PICKED, RATIOS, Planner, Wish
 from edgekv.model.blueprint import Blueprint, Context
@@ -90,7 +90,7 @@ def test_a_point_within_a_limit_has_the_rows_that_stay_then(tiny, text, name, ki
         limit = 3 * (half.kv + half.tail) // 4
         plan = Planner(blueprint, methods.get("snapkv"), replace(plan.wish, memory=limit), 256)
         point = plan.point(N_CTX, 1.0, (kind, kind), "auto")
-        report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0).text()
+        report = Report(plan, "m", "m", Device("CPU", False, 0, 0), 2**40, 0).text()
     llm = load(tiny(name), kind, kv_memory=limit, kv_hidden="auto", n_ctx=N_CTX, after=text(N_CTX))
     stats = llm.kv_stats()
     assert (point.n_kept, point.kv, point.hidden) == (stats.n_kept, stats.n_bytes, stats.hidden)
@@ -355,7 +355,7 @@ def test_a_method_is_looked_up_once_for_each_ratio():
 
 def test_no_more_is_planned_than_the_model_was_trained_with():
     plan = planner(2**40, 262144)
-    report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0)
+    report = Report(plan, "m", "m", Device("CPU", False, 0, 0), 2**40, 0)
     assert report.best.n_ctx == max(plan.contexts()) == FakeBlueprint.n_ctx_train
     text = report.text()
     assert "trained with 131,072 tokens" in text and "262144" not in text.split("use:")[1]
@@ -369,7 +369,7 @@ def test_the_plan_chooses_as_the_engine_does(tiny, text):
                 blueprint, methods.get("snapkv"), Wish(2**40, N_CTX, [0.3], min_tokens=1), 256
             )
             point = plan.best(N_CTX)
-            report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0).text()
+            report = Report(plan, "m", "m", Device("CPU", False, 0, 0), 2**40, 0).text()
         llm = load(tiny(name), kv_ratio=0.3, kv_hidden="auto", n_ctx=N_CTX, after=text(N_CTX))
         stats = llm.kv_stats()
         assert point.hidden == stats.hidden == way
@@ -503,7 +503,7 @@ def test_a_plan_with_a_file_says_how_large_it_gets(tiny):
     assert "temporary file" not in text
     with Blueprint(str(tiny("llama-gqa"))) as blueprint:
         plan = Planner(blueprint, methods.get("snapkv"), Wish(2**40, 4096, [0.5], hidden=["disk"]))
-        report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0)
+        report = Report(plan, "m", "m", Device("CPU", False, 0, 0), 2**40, 0)
         # 4096 tokens x 128 values x 4 bytes
         assert re.search(r"temporary file +2\.0\n", report.text())
 

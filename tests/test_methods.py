@@ -23,7 +23,7 @@ from edgekv.methods.budget import BUDGETS
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.pool import max_pool, mean_pool
+from edgekv.methods.pooling import max_pool, mean_pool
 from edgekv.methods.select import keep
 from edgekv.methods.snapkv import SnapKVParams
 from tests.lib import ROOT

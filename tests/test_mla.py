@@ -60,7 +60,7 @@ def conversation(path: Path, kind: str) -> float:
         prompt, more = tokens(llm, 70, seed), tokens(llm, n_more, seed + 10)
         assert cancelled(llm, prompt)
         found.append(nmse(read(llm, prompt, more), read(reference, prompt, more)))
-    assert llm.engine.by_layer and llm.engine.turn.memory.compressed_at > 70
+    assert llm.engine.by_layer and llm.engine.turn.past.compressed_at > 70
     saved = llm.save_state()
     llm.reset()
     llm.load_state(saved)
@@ -93,7 +93,7 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(latent):
     reference = plain(path, **sizes)
     prompt, more = tokens(llm, 200, 1), tokens(llm, 2000, 2)
     assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < 1e-5
-    assert llm.engine.turn.memory.compressed_at > 2000
+    assert llm.engine.turn.past.compressed_at > 2000
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from edgekv import profiles
 from edgekv.commands import judging, overview
 from edgekv.commands import models as listing
 from edgekv.commands.judging import Judge
-from edgekv.commands.overview import Room
+from edgekv.commands.overview import Machine
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.model import facts
 from edgekv.model.blueprint import Blueprint
@@ -67,7 +67,7 @@ def test_a_ratio_is_the_planners(folder):
 
 def test_what_does_not_fit_says_so(folder, monkeypatch):
     models.write("llama-gqa", folder)
-    monkeypatch.setattr(Room, "here", lambda margin: Room("CPU", False, 1000))
+    monkeypatch.setattr(Machine, "here", lambda margin: Machine("CPU", False, 1000))
     assert listed()["llama.cpp:llama-gqa"]["fits"] is False
     assert "4,096 do not" in typed("models").stdout
 
@@ -200,7 +200,7 @@ def test_a_file_that_two_stores_have_is_told_once(folder):
 def test_a_terminals_width_is_respected(folder):
     models.write("llama-gqa", folder).rename(folder / f"{'long-' * 6}\x1b[31mname.gguf")
     put(folder / "broken.gguf", b"GGUFxxxx")
-    room = Room("CPU", False, 2**40)
+    room = Machine("CPU", False, 2**40)
     found = overview.entries(room, None, len)
     name = f"llama.cpp:{'long-' * 6}?[31mname"
     for width in (20, 40, 80, 200):

@@ -94,7 +94,7 @@ def test_what_waits_takes_what_its_rows_take(make):
     llm.eval(some(N_PROMPT, 0))
     stats = llm.kv_stats()
     waits = parked.park(llm)
-    extra = 4 * int(stats.kept.sum()) + waits.memory.n_bytes
+    extra = 4 * int(stats.kept.sum()) + waits.past.n_bytes
     assert stats.n_bytes <= waits.n_bytes <= stats.n_bytes + extra
     assert llm.kv_stats().n_bytes < stats.n_bytes / 2
 

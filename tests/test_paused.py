@@ -80,7 +80,7 @@ def test_a_prompt_that_waited_ends_as_if_it_had_not(make, n_old):
         calls.append(p)
         if len(calls) % 3:
             return
-        n_before, memory = llm.n_tokens, llm.engine.turn.memory
+        n_before, memory = llm.n_tokens, llm.engine.turn.past
         p.pause()
         place = native.Place(llm._ctx.ctx)
         place.swap(llm._ctx.ctx)
@@ -90,7 +90,7 @@ def test_a_prompt_that_waited_ends_as_if_it_had_not(make, n_old):
         with pytest.raises(BadInput):
             p.resume()  # another conversation is there
         place.swap(llm._ctx.ctx)
-        llm.n_tokens, llm.engine.turn.memory = n_before, memory
+        llm.n_tokens, llm.engine.turn.past = n_before, memory
         p.resume()
 
     read(llm, some(N_PROMPT, 3), others)

@@ -605,7 +605,7 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
     pytest.importorskip("scipy")
     model, sources = (
         str(tiny("llama-gqa")),
-        [lukv.Source(TEXTS[0], ("where?", "when?")), lukv.Source(TEXTS[1], ("who?",))],
+        [lukv.Questioned(TEXTS[0], ("where?", "when?")), lukv.Questioned(TEXTS[1], ("who?",))],
     )
     llm, partial = lukv.load(model, "keydiff", 1024, n_threads=1), tmp_path / "p.partial"
 
@@ -660,7 +660,9 @@ def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
         ),
     )
     lukv.make(
-        llm, [lukv.Source.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])], (0.2,)
+        llm,
+        [lukv.Questioned.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])],
+        (0.2,),
     )
     answers = [answer for _, answer in measured]
     assert (
@@ -704,7 +706,7 @@ def test_questions_that_do_not_do(tiny):
         (TEXTS[0] * 3, ["why?"], "this model takes"),
     ):
         with pytest.raises(BadInput, match=says):
-            lukv.make(llm, [lukv.Source(text, tuple(asked))])
+            lukv.make(llm, [lukv.Questioned(text, tuple(asked))])
 
 
 def test_the_shipped_questions():

@@ -138,7 +138,7 @@ def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monke
     monkeypatch.setattr(CentroidMerge, "centroids", fail)
     with pytest.raises(MemoryError, match="aside"):
         llm.eval(list(text(500)))
-    assert llm.engine.store.memory().n_past == 0 and llm.engine.turn.memory.queries == {}
+    assert llm.engine.store.memory().n_past == 0 and llm.engine.turn.past.queries == {}
     assert not any(thread.name.startswith("edgekv-summary") for thread in threading.enumerate())
     monkeypatch.undo()
     llm.reset()

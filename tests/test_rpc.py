@@ -12,7 +12,7 @@ import pytest
 
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.library import library_path
-from edgekv.model import remote
+from edgekv.model import rpc
 from tests.cli import refused, typed
 from tests.engine import load, read
 from tests.lib import nmse
@@ -85,13 +85,13 @@ def test_a_server_with_a_compressed_cache_is_refused(tiny):
 @pytest.mark.parametrize("servers", ["localhost", ":1", "a:0", "a:65536", "a:b", "a:1,", "::1:80"])
 def test_what_is_no_server_is_refused(servers):
     with pytest.raises(BadInput, match="host:port"):
-        remote.endpoints(servers)
+        rpc.endpoints(servers)
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n", "nothing"])
 def test_a_server_that_is_not_there_is_told_of(tiny, monkeypatch, answer):
     """Nobody listens, or something else than an RPC server does, or it is busy."""
-    monkeypatch.setattr(remote, "SECONDS", 0.2)
+    monkeypatch.setattr(rpc, "SECONDS", 0.2)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"

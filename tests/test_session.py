@@ -85,9 +85,9 @@ def test_a_loaded_conversation_goes_on_as_the_uninterrupted_one_whose_tail_is_co
     feed(first, text(TAIL + 20, 1))  # compressed once before it is saved
     first.kv_save(str(tmp_path / "talk"))
     second.kv_load(str(tmp_path / "talk"))
-    began = first.engine.turn.memory.compressed_at
+    began = first.engine.turn.past.compressed_at
     assert np.array_equal(feed(second, text(2 * TAIL, 2)), feed(first, text(2 * TAIL, 2)))
-    assert second.engine.turn.memory.compressed_at == first.engine.turn.memory.compressed_at > began
+    assert second.engine.turn.past.compressed_at == first.engine.turn.past.compressed_at > began
     assert (second.kv_stats().kept == first.kv_stats().kept).all()
     first.eval(list(text(N_PROMPT, 3)))
     second.eval(list(text(N_PROMPT, 3)))
@@ -241,7 +241,7 @@ def everything(llm: Any) -> tuple[Any, ...]:
     from edgekv.conversation import state
 
     now = state.take(llm)
-    more = now.memory and (now.memory.compressed_at, now.memory.ratio, sorted(now.memory.queries))
+    more = now.past and (now.past.compressed_at, now.past.ratio, sorted(now.past.queries))
     return (
         llm.n_tokens,
         now.tokens.tolist(),

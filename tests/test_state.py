@@ -19,7 +19,7 @@ def damaged(llm: Any) -> state.State:
     halves = np.frombuffer(bytes(good.data), np.uint8).copy()
     halves[len(halves) // 2 : len(halves) // 2 + 2000] = 0xFF
     return state.State(
-        good.tokens, (ctypes.c_uint8 * len(halves)).from_buffer_copy(halves.tobytes()), good.memory
+        good.tokens, (ctypes.c_uint8 * len(halves)).from_buffer_copy(halves.tobytes()), good.past
     )
 
 

@@ -87,9 +87,9 @@ class Conversation(RuleBasedStateMachine):
             with pytest.raises(BadInput):
                 self.llm.eval(tokens)
             return
-        compressed = self.llm.engine.turn.memory.compressed_at
+        compressed = self.llm.engine.turn.past.compressed_at
         self.llm.eval(tokens)
-        chosen = n > 64 or self.llm.engine.turn.memory.compressed_at != compressed
+        chosen = n > 64 or self.llm.engine.turn.past.compressed_at != compressed
         self.now = replace(before, tokens=before.tokens + tokens, rows=self.rows())
         if chosen:
             self.now = replace(self.now, ratio=max(before.ratio, self.ratio), spare=0)
@@ -168,9 +168,9 @@ class Conversation(RuleBasedStateMachine):
         """One token more, whose logits the caller looks at; true if it made the tail too long, so
         that it was compressed.
         """
-        before, compressed = self.now, self.llm.engine.turn.memory.compressed_at
+        before, compressed = self.now, self.llm.engine.turn.past.compressed_at
         self.llm.eval([PROBE])
-        chosen = self.llm.engine.turn.memory.compressed_at != compressed
+        chosen = self.llm.engine.turn.past.compressed_at != compressed
         self.now = replace(
             before,
             tokens=(*before.tokens, PROBE),

@@ -88,7 +88,7 @@ class Sampler:
     ) -> None:
         self._llm = llm
         settings = {**sampling.settings(llm.n_ctx()), **(constraint or {})}
-        self._native = native.Sampler(llm.model, settings, llm.stop_flag)
+        self._native = native.SamplerHandle(llm.model, settings, llm.stop_flag)
         for token in before:
             self._native.accept(token)
 

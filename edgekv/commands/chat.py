@@ -9,6 +9,7 @@ import click
 
 from edgekv.base.text import encodable
 from edgekv.commands import llama_cli, packed, slash, terminal
+from edgekv.commands.chat_warnings import warnings
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.later import Later
 from edgekv.commands.options import (
@@ -20,7 +21,6 @@ from edgekv.commands.options import (
 )
 from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import Piece, or_larger
-from edgekv.commands.template import warnings
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.models.demo import proposal
 
@@ -174,7 +174,7 @@ def take_turn(conversation: Conversation, reply: Iterator[Piece], typed: bool) -
     """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat
     was interrupted.
     """
-    shown = terminal.Reply(typed)
+    shown = terminal.ReplyPrinter(typed)
     conversation.is_stopped = False  # a Ctrl-C that came too late for an earlier turn
     with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
         for piece in reply:

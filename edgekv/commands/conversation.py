@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgekv.commands.chat_warnings import has_template
 from edgekv.commands.saved import cache_of, messages_of, note_of
 from edgekv.commands.stream import Chunks, Piece, Stream, or_larger
-from edgekv.commands.template import has_template
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
 if TYPE_CHECKING:

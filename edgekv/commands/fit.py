@@ -68,7 +68,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FitOptions:
     """What to plan for. Fields are the options' names."""
 
     memory_bytes: int | None
@@ -84,7 +84,7 @@ class Wanted:
 
 wanted_options = grouped(
     "wanted",
-    Wanted,
+    FitOptions,
     (
         option(
             "--memory memory_bytes",
@@ -158,7 +158,7 @@ wanted_options = grouped(
 @planned_options
 @loading_options(EXPERTS)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str, wanted: Wanted, loading: Loading, as_json: bool, **cache: Any) -> int:
+def command(model: str, wanted: FitOptions, loading: Loading, as_json: bool, **cache: Any) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
     command line to use.
 
@@ -175,7 +175,7 @@ def command(model: str, wanted: Wanted, loading: Loading, as_json: bool, **cache
     from edgekv.model.blueprint import Blueprint
 
     w, path = wanted, load.model_path(model)
-    place = Place.of(w.device, load.build_info()["devices"])
+    place = Device.of(w.device, load.build_info()["devices"])
     total = place.free if w.memory_bytes is None else w.memory_bytes
     if total <= w.margin_bytes:
         example = max(total // 4 // 2**20, 1)
@@ -241,7 +241,7 @@ def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
     return choose(kv_method, path, ratio=UNKNOWN_RATIO if ratio == 1 else ratio)
 
 
-class Place:
+class Device:
     """Where weights and cache go. name: the device's; free, total: its bytes."""
 
     def __init__(
@@ -252,7 +252,7 @@ class Place:
         """The build knows a GPU."""
 
     @staticmethod
-    def of(name: str | None, devices: list[dict[str, Any]]) -> Place:
+    def of(name: str | None, devices: list[dict[str, Any]]) -> Device:
         """The device of that name, or the first that is no CPU. Raises BadInput if there is none of
         that name.
         """
@@ -260,10 +260,10 @@ class Place:
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
         if name is None and not gpus or (name or "").upper() == "CPU":
-            return Place("CPU", False, memory_free(), memory_total(), bool(gpus))
+            return Device("CPU", False, memory_free(), memory_total(), bool(gpus))
         for device in gpus:
             if name in (None, device["name"]):
-                return Place(device["name"], True, device["memory_free"], device["memory_total"])
+                return Device(device["name"], True, device["memory_free"], device["memory_total"])
         raise BadInput(
             f"there is no device '{name}'; choose one of:"
             f" {', '.join(['CPU', *(d['name'] for d in gpus)])}"
@@ -278,7 +278,7 @@ class Report:
         planner: Planner,
         model: str,
         path: str,
-        place: Place,
+        place: Device,
         memory: int,
         margin: int,
         words: Sequence[str] = (),

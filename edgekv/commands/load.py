@@ -51,7 +51,7 @@ def load_llama(
         from edgekv.model import kind
         from edgekv.model.facts import check_gguf
     if options.kv.compresses and options.loading.rpc:
-        from edgekv.model.remote import UNCOMPRESSED
+        from edgekv.model.rpc import UNCOMPRESSED
 
         raise BadInput(UNCOMPRESSED)
     path = model_path(options.model)

@@ -33,7 +33,7 @@ def _placements(
 
 def _servers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     """Click callback: HOST:PORT of each server. Raises BadInput."""
-    from edgekv.model.remote import endpoints
+    from edgekv.model.rpc import endpoints
 
     return tuple(endpoints(value)) if value else ()
 

@@ -12,7 +12,7 @@ from edgekv.base.sizes import size_text
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.fit import CTX_DEFAULT, margin
-from edgekv.commands.overview import Entry, Room, entries
+from edgekv.commands.overview import ListedModel, Machine, entries
 from edgekv.commands.report import table
 from edgekv.commands.values import COUNT
 from edgekv.models.found import remembered
@@ -68,7 +68,7 @@ def command(
         remembered.forget(forget)
     if folders:
         remembered.add_folders(folders)
-    room = Room.here(margin_bytes)
+    room = Machine.here(margin_bytes)
     with terminal.busy("looking for models") as say:
         found = entries(room, ctx_size, lambda name: say(one_line(f"reading {name}")))
     if as_json:
@@ -78,7 +78,7 @@ def command(
         click.echo(text(found, terminal.width(sys.stdout)))
 
 
-def text(found: list[Entry], width: int | None) -> str:
+def text(found: list[ListedModel], width: int | None) -> str:
     """For people. width: columns of the terminal, None for no limit."""
     if not found:
         return "\n".join(wrapped(NONE, width))
@@ -90,7 +90,7 @@ def text(found: list[Entry], width: int | None) -> str:
     return "\n\n".join(parts)
 
 
-def cells(one: Entry) -> list[str]:
+def cells(one: ListedModel) -> list[str]:
     """A row of the table."""
     fits = f"at {one.ratio:g}" if one.ratio and one.ratio < 1 else "in full"
     if one.fits and one.ratio == 1 and one.cache_type != "f16":
@@ -118,7 +118,7 @@ def fitted(rows: list[list[str]], width: int | None) -> str:
     return "\n".join(lines)
 
 
-def refusal(one: Entry, width: int | None) -> list[str]:
+def refusal(one: ListedModel, width: int | None) -> list[str]:
     """A model that cannot be run, and why."""
     return [f"  {one_line(one.name)}", *wrapped(one_line(one.why_not), width, "    ")]
 

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Place
+from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Device
 from edgekv.commands.judging import Judge
 from edgekv.errors import EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
 from edgekv.model.outline import VOCABULARY
 from edgekv.models.found.found import Found
-from edgekv.models.found.judged import Judged, Memory, key
+from edgekv.models.found.judged import Judged, Judgements, key
 
 
 @dataclass(frozen=True)
-class Room:
+class Machine:
     """Where models would run. n_bytes: what they may take there, without this process."""
 
     name: str
@@ -25,18 +25,18 @@ class Room:
     n_bytes: int
 
     @classmethod
-    def here(cls, margin: int) -> Room:
+    def here(cls, margin: int) -> Machine:
         """The device that `fit` takes, with so many bytes left alone."""
         from edgekv.base.machine import rss_now
         from edgekv.commands.load import build_info
 
-        place = Place.of(None, build_info()["devices"])
-        process = 0 if place.is_gpu else rss_now() + LOADED_BYTES
-        return cls(place.name, place.is_gpu, max(place.free - margin - process, 0))
+        device = Device.of(None, build_info()["devices"])
+        process = 0 if device.is_gpu else rss_now() + LOADED_BYTES
+        return cls(device.name, device.is_gpu, max(device.free - margin - process, 0))
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedModel:
     """One model. size: bytes of its files; ratio, cache_type: how n_ctx tokens fit, None if they
     do not; profile: its file, empty if none was made; why_not: why it cannot be run, empty if it
     can, else much is unknown.
@@ -63,7 +63,7 @@ class Entry:
         return asdict(self)
 
 
-def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> list[Entry]:
+def entries(room: Machine, n_ctx: int | None, tell: Callable[[str], object]) -> list[ListedModel]:
     """All models that are found, each file once. n_ctx: tokens that shall fit, None for `fit`'s
     number; tell: called with the name of each that has to be looked at.
     """
@@ -73,45 +73,45 @@ def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> lis
     there: dict[str, Found] = {}
     for one in everything():
         there.setdefault(os.path.realpath(one.path), one)
-    memory = Memory()
+    judgements = Judgements()
     with Judge() as judge:
-        look = Look(room, n_ctx or CTX_DEFAULT, memory, judge, tell, places.shapes())
+        look = Survey(room, n_ctx or CTX_DEFAULT, judgements, judge, tell, places.shapes())
         try:
             return [_entry(one, look) for one in there.values()]
         finally:
-            memory.save()
+            judgements.save()
 
 
 @dataclass(frozen=True)
-class Look:
+class Survey:
     """How models are looked at."""
 
-    room: Room
+    room: Machine
     n_ctx: int
-    memory: Memory
+    judgements: Judgements
     judge: Judge
     tell: Callable[[str], object]
     shapes: set[tuple[object, ...]]
     """Of the models that may have a profile in the cache or a shipped one."""
 
 
-def _entry(found: Found, look: Look) -> Entry:
+def _entry(found: Found, look: Survey) -> ListedModel:
     parts = files_of(found.path)
     there = [path for path in parts if os.path.isfile(path)]
     size = sum(os.path.getsize(path) for path in there)
     name = found.name, found.source, found.path, found.also, size
     if found.why_not or len(there) < len(parts):
         lacks = f"{len(parts) - len(there)} of its {len(parts)} files are missing"
-        return Entry(*name, found.why_not or lacks)
+        return ListedModel(*name, found.why_not or lacks)
     try:
         judged, profile = _judged(found, parts, look)
     except (EdgeKVError, OSError) as error:
         why = str(error).removeprefix(found.path).lstrip(": ").removeprefix("is ")
-        return Entry(*name, why)
+        return ListedModel(*name, why)
     if judged.no_model:
-        return Entry(*name, judged.no_model, judged.arch)
+        return ListedModel(*name, judged.no_model, judged.arch)
     best = judged.best(look.room.n_bytes)
-    return Entry(
+    return ListedModel(
         *name,
         arch=judged.arch,
         kv_bytes_per_token=judged.kv_bytes,
@@ -125,7 +125,7 @@ def _entry(found: Found, look: Look) -> Entry:
     )
 
 
-def _judged(found: Found, parts: list[str], look: Look) -> tuple[Judged, str]:
+def _judged(found: Found, parts: list[str], look: Survey) -> tuple[Judged, str]:
     """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
     from edgekv.library import lib_dir
     from edgekv.version import __version__
@@ -136,11 +136,11 @@ def _judged(found: Found, parts: list[str], look: Look) -> tuple[Judged, str]:
     stamp = os.stat(profile).st_mtime_ns if profile else ""
     here = look.n_ctx, look.room.is_gpu, __version__, build
     name = key(parts, *here, profile or None, stamp)
-    known = look.memory.get(name)
+    known = look.judgements.get(name)
     if known is None:
         look.tell(found.name)
         known = look.judge.ask(found.path, look.n_ctx, look.room.is_gpu, bool(profile))
-        look.memory.put(name, known)
+        look.judgements.put(name, known)
     return known, profile
 
 

@@ -12,11 +12,11 @@ import click
 from edgekv.base import files
 from edgekv.base.text import encodable, printable
 from edgekv.commands import llama_cli, terminal
+from edgekv.commands.chat_warnings import has_template
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.stream import refused_prompts
-from edgekv.commands.template import has_template
 from edgekv.documents.extract import document_text
 from edgekv.errors import Cancelled
 

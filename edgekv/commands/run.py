@@ -17,6 +17,7 @@ from edgekv.base.console import say
 from edgekv.base.machine import rss_peak
 from edgekv.base.text import encodable
 from edgekv.commands import llama_cli, packed, terminal
+from edgekv.commands.chat_warnings import has_template, warnings
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import (
     EngineOptions,
@@ -28,7 +29,6 @@ from edgekv.commands.options import (
 )
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
-from edgekv.commands.template import has_template, warnings
 from edgekv.documents.extract import document_text, text_of
 from edgekv.documents.plain import read_bounded
 from edgekv.errors import BadInput, Cancelled
@@ -44,7 +44,7 @@ WAITS_S = 2.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What is asked, and how the answer is printed. Fields are the options' names."""
 
     prompt: str | None
@@ -55,7 +55,7 @@ class Asked:
 
 asked_options = grouped(
     "asked",
-    Asked,
+    RunOptions,
     (
         click.option("-p", "--prompt", metavar="TEXT", help="The prompt."),
         click.option("-f", "--file", metavar="FILE", help="A document for the prompt, or -."),
@@ -85,7 +85,7 @@ asked_options = grouped(
 def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
-    asked: Asked,
+    asked: RunOptions,
     system_prompt: str | None,
     pack: str | None,
     conversation: bool | None,
@@ -221,7 +221,7 @@ class Completer:
 def print_text(llm: Llama, complete: Completer) -> None:
     """The answer as it comes, then a status line. Raises Abort after Ctrl-C."""
     stream = Stream(llm, lambda: complete(stream=True))
-    shown = terminal.Reply(sys.stdout.isatty())
+    shown = terminal.ReplyPrinter(sys.stdout.isatty())
     with terminal.interruptible(stream.stop), terminal.reading_bar(llm) as bar:
         for piece in stream:
             bar.stop()

@@ -161,7 +161,7 @@ OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 """Stand around a thought, whatever the model's own tags are."""
 
 
-class Reply:
+class ReplyPrinter:
     """A reply as it comes. For a person: words whole at the terminal's edge, thoughts dim, nothing
     that steers the terminal. Else as it is.
     """

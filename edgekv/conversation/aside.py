@@ -47,5 +47,5 @@ def aside(llm: Holder) -> Iterator[None]:
             llm.reset()
             (llm.turn, kv.turn), llm.kv_progress = turns, progress
             place.swap(llm.ctx)
-            state.adopt(llm, tokens, kv.turn.memory)
+            state.adopt(llm, tokens, kv.turn.past)
     prompt.resume()

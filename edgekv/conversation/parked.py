@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.conversation import state
 from edgekv.conversation.state import State
-from edgekv.engine.memory import Memory
+from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError
 from edgekv.native import Place, llama_cpp
 
@@ -74,7 +74,7 @@ class Copy:
 
     @property
     def n_bytes(self) -> int:
-        return self.taken.n_bytes + _memory_bytes(self.taken.memory)
+        return self.taken.n_bytes + _past_bytes(self.taken.past)
 
     def put(self, llm: Holder) -> bool:
         return state.put(llm, self.taken, is_ours=True)
@@ -95,19 +95,19 @@ class Aside:
 
     place: Place
     tokens: NDArray[np.int32]
-    memory: Memory
+    past: Past
     reach: Reach
 
     @property
     def n_bytes(self) -> int:
-        return self.place.n_bytes + _memory_bytes(self.memory)
+        return self.place.n_bytes + _past_bytes(self.past)
 
     def put(self, llm: Holder) -> bool:
         try:
             self.place.swap(llm.ctx)
         except EdgeKVError:
             return False
-        state.adopt(llm, self.tokens, self.memory)
+        state.adopt(llm, self.tokens, self.past)
         return True
 
     def put_copy(self, llm: Holder) -> bool:
@@ -115,7 +115,7 @@ class Aside:
 
     def state(self, llm: Holder) -> State:
         with shown(llm, self.place):
-            return State(self.tokens, state.data_of(llm), self.memory.copy())
+            return State(self.tokens, state.data_of(llm), self.past.copy())
 
     @property
     def rows(self) -> Place:
@@ -151,7 +151,7 @@ def park(llm: Holder) -> Parked:
         place, now = Place(llm.ctx), reach(llm)
         tokens = llm.tokens
         place.swap(llm.ctx)
-        found = Aside(place, tokens, llm.engine.turn.memory, now)
+        found = Aside(place, tokens, llm.engine.turn.past, now)
     llm.reset()
     return found
 
@@ -167,11 +167,11 @@ def size(llm: Holder) -> int:
         return int(llama_cpp.llama_state_seq_get_size(llm.ctx, 0))
     info, n_rows = llm.engine.store.memory(), int(llm.engine.kept().sum())
     n_bytes = info.bytes_now + info.bytes_recurrent + info.bytes_mark + n_rows * np.int32().nbytes
-    return n_bytes + _memory_bytes(llm.engine.turn.memory)
+    return n_bytes + _past_bytes(llm.engine.turn.past)
 
 
-def _memory_bytes(memory: Memory | None) -> int:
-    return memory.n_bytes if memory else 0
+def _past_bytes(past: Past | None) -> int:
+    return past.n_bytes if past else 0
 
 
 def logits(llm: Holder) -> NDArray[np.float32] | None:

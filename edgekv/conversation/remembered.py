@@ -1,4 +1,4 @@
-"""What the engine knows of a conversation besides the store (`edgekv.engine.memory.Memory`), as
+"""What the engine knows of a conversation besides the store (`edgekv.engine.past.Past`), as
 bytes.
 
 Without it a conversation that was saved goes on differently once its recent buffer is compressed:
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.engine.memory import Memory
+from edgekv.engine.past import Past
 from edgekv.methods.merge import Folding
 from edgekv.methods.query_moments import PackedMoments
 from edgekv.native import LayerInfo
@@ -28,30 +28,30 @@ _PARTS = ("mean", "root", "scale")
 """The arrays of edgekv.methods.query_moments.PackedMoments."""
 
 
-def described(memory: Memory) -> dict[str, Any]:
+def described(past: Past) -> dict[str, Any]:
     """What `arrays` are going to say, for JSON."""
     return {
-        "compressed_at": memory.compressed_at,
-        "ratio": float(memory.ratio),
-        "spread": memory.spread is not None,
-        "beta": None if memory.folding is None else float(memory.folding.beta),
-        "queries": sorted(memory.queries),
+        "compressed_at": past.compressed_at,
+        "ratio": float(past.ratio),
+        "spread": past.spread is not None,
+        "beta": None if past.folding is None else float(past.folding.beta),
+        "queries": sorted(past.queries),
     }
 
 
-def arrays(memory: Memory, layers: Sequence[LayerInfo]) -> list[NDArray[Any]]:
+def arrays(past: Past, layers: Sequence[LayerInfo]) -> list[NDArray[Any]]:
     """The arrays of a description, in the order of its `layout`."""
-    found: dict[Any, Any] = {"spread": memory.spread}
-    if memory.folding is not None:
+    found: dict[Any, Any] = {"spread": past.spread}
+    if past.folding is not None:
         found["thresholds"] = np.full(_heads(layers), np.nan)
-        for at, threshold in memory.folding.thresholds.items():
+        for at, threshold in past.folding.thresholds.items():
             found["thresholds"][at] = threshold
-    for il, asked in memory.queries.items():
+    for il, asked in past.queries.items():
         for name in _PARTS:
             found[il, name] = getattr(asked, name)
     return [
         np.ascontiguousarray(found[name], kind).reshape(shape)
-        for name, (kind, shape) in layout(described(memory), layers).items()
+        for name, (kind, shape) in layout(described(past), layers).items()
     ]
 
 
@@ -102,7 +102,7 @@ def n_bytes(form: Layout) -> int:
     return sum(np.dtype(kind).itemsize * prod(shape) for kind, shape in form.values())
 
 
-def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> Memory:
+def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> Past:
     """What `described` and `arrays` were made of; form: the description's `layout`.
 
     Raises ValueError if the arrays hold what an engine never knows.
@@ -130,7 +130,7 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> M
             (int(il), int(k)): float(thresholds[il, k])
             for il, k in np.argwhere(~np.isnan(thresholds))
         }
-    return Memory(
+    return Past(
         description["compressed_at"],
         folding,
         asked,

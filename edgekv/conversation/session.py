@@ -123,11 +123,11 @@ def write(
             "n_tokens": len(now.tokens),
             "n_note": len(said),
             "n_state": now.n_bytes,
-            "memory": now.memory and remembered.described(now.memory),
+            "memory": now.past and remembered.described(now.past),
         }
         line = json.dumps(header).encode() + b"\n"
         layers = llm.engine.store.layers if llm.engine else []
-        arrays = remembered.arrays(now.memory, layers) if now.memory else []
+        arrays = remembered.arrays(now.past, layers) if now.past else []
         _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
 
 
@@ -212,7 +212,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheKind:
     """A cache in llama.cpp's numbers. is_store: it is edgekv's."""
 
     type_k: int
@@ -221,7 +221,7 @@ class Cache:
     is_store: bool
 
 
-def cache_of(path: str | Path, llm: Holder) -> tuple[Cache, Any]:
+def cache_of(path: str | Path, llm: Holder) -> tuple[CacheKind, Any]:
     """Return what a file's cache is, and the file's note; the checksum is not looked at.
 
     Raises BadInput if the file is not of the model of `llm`, or the cache is none.
@@ -229,7 +229,7 @@ def cache_of(path: str | Path, llm: Holder) -> tuple[Cache, Any]:
     found = beginning(path)
     mine = {name: value for name, value in _identity(llm).items() if name not in _CACHE}
     _check_identity(found.header, mine, str(path), name_in(found.note))
-    cache = Cache(*(found.header[name] for name in _CACHE))
+    cache = CacheKind(*(found.header[name] for name in _CACHE))
     if not all(type(x) is int and facts.type_name(x) for x in (cache.type_k, cache.type_v)) or not (
         cache.flash_attn_type in (0, 1) and type(cache.is_store) is bool
     ):

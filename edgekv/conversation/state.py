@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
-from edgekv.engine.memory import Memory
+from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError, StepFailed
 from edgekv.native import check_finite, llama_cpp
 
@@ -23,12 +23,12 @@ class State:
     """A copy of a conversation: what it takes to go on from it.
 
     tokens: int32 [n_tokens]; data: llama.cpp's state of sequence 0, a ctypes array of bytes;
-    memory: what the engine knows besides, None where nothing is compressed.
+    past: what the engine knows besides, None where nothing is compressed.
     """
 
     tokens: NDArray[np.int32]
     data: Any
-    memory: Memory | None
+    past: Past | None
 
     @property
     def n_bytes(self) -> int:
@@ -46,8 +46,8 @@ def take(llm: Holder) -> State:
             "this conversation was taken back to where its cache cannot go back to: reset it"
         )
     data = data_of(llm)
-    memory = None if llm.engine is None else llm.engine.turn.memory.copy()
-    return State(llm.tokens, data, memory)
+    past = None if llm.engine is None else llm.engine.turn.past.copy()
+    return State(llm.tokens, data, past)
 
 
 def data_of(llm: Holder) -> Any:
@@ -126,17 +126,17 @@ def put(llm: Holder, state: State, is_ours: bool = False) -> bool:
         return False
     if n_read == 0:
         return False
-    adopt(llm, state.tokens, state.memory.copy() if state.memory else None)
+    adopt(llm, state.tokens, state.past.copy() if state.past else None)
     return bool(n_read == len(state.data))
 
 
-def adopt(llm: Holder, tokens: NDArray[np.int32], memory: Memory | None) -> None:
-    """The cache of `llm` holds these tokens now. memory: what the engine is to know of them."""
+def adopt(llm: Holder, tokens: NDArray[np.int32], past: Past | None) -> None:
+    """The cache of `llm` holds these tokens now. past: what the engine is to know of them."""
     llm.input_ids[: len(tokens)] = tokens
     llm.n_tokens = len(tokens)
     llm.has_logits = False
     if llm.engine is not None:
-        llm.engine.turn.memory = memory or Memory(ratio=llm.engine.settings.ratio)
+        llm.engine.turn.past = past or Past(ratio=llm.engine.settings.ratio)
 
 
 def try_put(llm: Holder, state: State) -> bool:

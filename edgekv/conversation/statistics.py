@@ -101,7 +101,7 @@ def compressed(
         profile=s.preset.profile,
         why=s.preset.why,
         measured=s.preset.measured if s.preset.types == (type_k, type_v) else "",
-        ratio=s.ratio if s.memory is None else kv.turn.memory.ratio,
+        ratio=s.ratio if s.memory is None else kv.turn.past.ratio,
         n_seen=info.n_past,
         n_kept=rows / heads,
         kept=kept,

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.base.stats import Progress, StageClock
 from edgekv.choice.settings import Settings
-from edgekv.engine.memory import Memory
 from edgekv.engine.observer import QueryObserver
+from edgekv.engine.past import Past
 from edgekv.engine.prompt_centroids import PromptCentroids
-from edgekv.engine.turn import Turn
+from edgekv.engine.turn import EngineTurn
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, Surroundings, f16_full_bytes
@@ -118,9 +118,9 @@ class Engine:
             self._read(tokens, observer, plan, progress, recent, centroids, hidden, work)
             with self.turn.clock("merge"):
                 centroids.end(self.store)
-        self.turn.memory.queries = centroids.moments
-        self.turn.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
-        self.turn.memory.compressed_at = self.store.memory().n_past
+        self.turn.past.queries = centroids.moments
+        self.turn.past.ratio = min(plan.ratio / float(self.per_f16), 1.0)
+        self.turn.past.compressed_at = self.store.memory().n_past
         if need:
             self.turn.excess = self._excess(plan, peak, need.merge)
             self.turn.working = max(self.turn.working, need.merge)
@@ -163,9 +163,9 @@ class Engine:
             for p in layers:
                 kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
                 clock.ms["observe"], clock.work = p.score_ms, p.work
-        self.turn.memory.folding = folding
+        self.turn.past.folding = folding
         if not recent:
-            self.turn.memory.spread = (
+            self.turn.past.spread = (
                 self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             )
 
@@ -282,7 +282,7 @@ class Engine:
 
     def _recent_begin(self, info: native.MemoryInfo) -> int:
         """Tokens in front of the recent buffer."""
-        return max(info.boundary, min(self.turn.memory.compressed_at, info.n_past))
+        return max(info.boundary, min(self.turn.past.compressed_at, info.n_past))
 
     def is_prompt(self, n_tokens: int) -> bool:
         """Whether so many tokens are read as a prompt, not appended: many are, and with an archive
@@ -397,9 +397,9 @@ class Engine:
         """The conversation was cleared."""
         self.turn = self.fresh_turn()
 
-    def fresh_turn(self) -> Turn:
+    def fresh_turn(self) -> EngineTurn:
         """The turn of an empty conversation."""
-        return Turn(Memory(ratio=self.settings.ratio))
+        return EngineTurn(Past(ratio=self.settings.ratio))
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -536,13 +536,13 @@ class Engine:
         merge = self.settings.preset.merge
         if not isinstance(merge, D2O):
             return None
-        return deepcopy(self.turn.memory.folding) or merge.start()
+        return deepcopy(self.turn.past.folding) or merge.start()
 
     def _start_centroids(self, plan: Plan) -> PromptCentroids:
         merge = self.settings.preset.merge
         return PromptCentroids(
             merge if isinstance(merge, CentroidMerge) else None,
-            self.turn.memory.queries,
+            self.turn.past.queries,
             plan.sink,
             plan.window,
             self.offloaded,
@@ -553,7 +553,7 @@ class Engine:
             return Fixed(plan.have)
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
-            spread = self.turn.memory.spread
+            spread = self.turn.past.spread
             if recent and spread is not None and not isinstance(spending, Fixed):
                 return Fixed(from_shares(spread[list(plan.layers)], plan))
             return spending

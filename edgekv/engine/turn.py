@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 from edgekv import native
 from edgekv.base.stats import StageClock
-from edgekv.engine.memory import Memory
+from edgekv.engine.past import Past
 
 
 @dataclass
-class Turn:
+class EngineTurn:
     """One conversation and its last prompt. `Engine` has one at a time; a conversation that waits
     takes its own along, as a whole.
     """
 
-    memory: Memory
+    past: Past
     clock: StageClock = field(default_factory=StageClock)
     """What compressing the last prompt took."""
     hidden: str = ""

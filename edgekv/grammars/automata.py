@@ -11,9 +11,9 @@ from edgekv.grammars.regexes import (
     ANYTHING,
     NEVER,
     NOTHING,
+    Alternatives,
     Both,
     Chars,
-    Choice,
     NotHeld,
     Repeat,
     Seq,
@@ -101,7 +101,7 @@ def _behind(tree: Tree, code: int) -> Tree:
     """What may follow a character."""
     if isinstance(tree, Chars):
         return NOTHING if any(low <= code <= high for low, high in tree.ranges) else NEVER
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternatives):
         return choice(way for way in (_behind(way, code) for way in tree.ways) if way != NEVER)
     if isinstance(tree, Repeat):
         most = None if tree.most is None else tree.most - 1

@@ -13,9 +13,9 @@ from edgekv.grammars.counts import AT_ONCE, COUNT_MOST, repeated
 from edgekv.grammars.regexes import (
     ANYTHING,
     NOTHING,
+    Alternatives,
     Both,
     Chars,
-    Choice,
     NotHeld,
     Repeat,
     Seq,
@@ -132,7 +132,7 @@ def _loops(tree: Tree, made: list[int]) -> Tree:
         raise NotHeld("it is too large")
     if isinstance(tree, Seq):
         return sequence(_loops(part, made) for part in tree.parts)
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternatives):
         return choice(_loops(way, made) for way in tree.ways)
     if isinstance(tree, Repeat):
         part = _loops(tree.part, made)
@@ -153,7 +153,7 @@ def _full(tree: Tree, made: list[int]) -> Tree | None:
     if isinstance(tree, Repeat):
         part = _full(tree.part, made)
         return None if part is None else repeat(part, 1, tree.most)
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternatives):
         ways = [full for way in tree.ways if (full := _full(way, made)) is not None]
         return choice(ways) if ways else None
     assert isinstance(tree, Seq)
@@ -168,7 +168,7 @@ def _full(tree: Tree, made: list[int]) -> Tree | None:
 
 def _size(tree: Tree) -> int:
     """How many characters the tree has when all repetitions are written out."""
-    if isinstance(tree, (Seq, Choice)):
+    if isinstance(tree, (Seq, Alternatives)):
         return sum(map(_size, tree.parts if isinstance(tree, Seq) else tree.ways))
     if not isinstance(tree, Repeat):
         return 1
@@ -204,7 +204,7 @@ class _Rules:
     def text(self, tree: Tree) -> str:
         if isinstance(tree, Chars):
             return self._chars(tree)
-        if isinstance(tree, Choice):
+        if isinstance(tree, Alternatives):
             if not tree.ways:
                 raise NotHeld("nothing matches it")
             return f"( {' | '.join(map(self.text, tree.ways))} )"

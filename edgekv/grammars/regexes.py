@@ -57,7 +57,7 @@ class Seq:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     ways: tuple[Tree, ...]
 
 
@@ -74,7 +74,7 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Look:
+class Lookaround:
     """What has to follow here, or must not."""
 
     part: Tree
@@ -90,8 +90,8 @@ class Both:
     is_negated: bool
 
 
-Tree = Chars | Seq | Choice | Repeat | Anchor | Look | Both
-NEVER, NOTHING = Choice(()), Seq(())
+Tree = Chars | Seq | Alternatives | Repeat | Anchor | Lookaround | Both
+NEVER, NOTHING = Alternatives(()), Seq(())
 ANYTHING = Repeat(Chars(tuple(ALL)), 0, None)
 
 
@@ -188,7 +188,7 @@ def _node(kind: str, value: Any, depth: int) -> Tree:
     if kind == "AT" and str(value) in ("AT_END", "AT_END_STRING"):
         return Anchor(False)
     if kind in ("ASSERT", "ASSERT_NOT") and value[0] == 1:
-        return Look(_sequence(value[1], depth), kind == "ASSERT_NOT")
+        return Lookaround(_sequence(value[1], depth), kind == "ASSERT_NOT")
     raise NotHeld(f"it has a part of the kind {kind.lower().replace('_', ' ')}")
 
 
@@ -238,13 +238,13 @@ def _counts(tree: Chars | Repeat) -> tuple[int, int | None, Tree]:
 
 def choice(ways: Iterable[Tree]) -> Tree:
     """A choice without choices in it; classes of characters are one."""
-    flat = [one for way in ways for one in (way.ways if isinstance(way, Choice) else (way,))]
+    flat = [one for way in ways for one in (way.ways if isinstance(way, Alternatives) else (way,))]
     classes = [way for way in flat if isinstance(way, Chars)]
     if len(classes) > 1:
         ranges = tuple(merged(pair for way in classes for pair in way.ranges))
         flat = [Chars(ranges), *(way for way in flat if not isinstance(way, Chars))]
     flat = list(dict.fromkeys(flat))
-    return flat[0] if len(flat) == 1 else Choice(tuple(flat))
+    return flat[0] if len(flat) == 1 else Alternatives(tuple(flat))
 
 
 def repeat(part: Tree, least: int, most: int | None) -> Tree:
@@ -261,7 +261,7 @@ def repeat(part: Tree, least: int, most: int | None) -> Tree:
 
 def size(tree: Tree) -> int:
     """How many nodes a tree has."""
-    if isinstance(tree, (Seq, Choice)):
+    if isinstance(tree, (Seq, Alternatives)):
         return 1 + sum(map(size, tree.parts if isinstance(tree, Seq) else tree.ways))
     if isinstance(tree, Both):
         return 1 + size(tree.part) + size(tree.other)
@@ -272,7 +272,7 @@ def is_empty(tree: Tree) -> bool:
     """Whether the empty text matches."""
     if isinstance(tree, Both):
         return is_empty(tree.part) and is_empty(tree.other) != tree.is_negated
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternatives):
         return any(map(is_empty, tree.ways))
     if isinstance(tree, Seq):
         return all(map(is_empty, tree.parts))
@@ -289,7 +289,7 @@ def width(tree: Tree) -> tuple[int, int | None]:
         return least * tree.least, None if no_most else most * tree.most  # type: ignore[operator]
     if isinstance(tree, Both):
         return width(tree.part)
-    if isinstance(tree, (Anchor, Look)):
+    if isinstance(tree, (Anchor, Lookaround)):
         return 0, 0
     inner = [width(part) for part in (tree.parts if isinstance(tree, Seq) else tree.ways)]
     add, lowest = (sum, sum) if isinstance(tree, Seq) else (max, min)
@@ -302,7 +302,7 @@ def firsts(tree: Tree) -> Iterator[tuple[tuple[int, int], ...]]:
     """The classes of characters that a match may begin with."""
     if isinstance(tree, Chars):
         yield tree.ranges
-    elif isinstance(tree, Choice):
+    elif isinstance(tree, Alternatives):
         for way in tree.ways:
             yield from firsts(way)
     elif isinstance(tree, Seq):
@@ -329,7 +329,7 @@ def extends(tree: Tree) -> Ranges:
                 break
             found += [pair for one in firsts(part) for pair in one]
         return merged(found)
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alternatives):
         heads = [merged(pair for one in firsts(way) for pair in one) for way in tree.ways]
         if any(map(is_empty, tree.ways)) or any(
             within(a, b) for i, a in enumerate(heads) for b in heads[:i]
@@ -347,8 +347,8 @@ def _anchored(tree: Tree) -> Tree:
 def _reversed(tree: Tree) -> Tree:
     if isinstance(tree, Seq):
         return Seq(tuple(_reversed(part) for part in reversed(tree.parts)))
-    if isinstance(tree, Choice):
-        return Choice(tuple(map(_reversed, tree.ways)))
+    if isinstance(tree, Alternatives):
+        return Alternatives(tuple(map(_reversed, tree.ways)))
     return Repeat(_reversed(tree.part), tree.least, tree.most) if isinstance(tree, Repeat) else tree
 
 
@@ -370,7 +370,7 @@ def _front(parts: list[Tree], anchor: Anchor, is_anchored: bool) -> Tree:
         return sequence([*front, *parts])
     if isinstance(first, Seq):
         return _front([*first.parts, *rest], anchor, is_anchored)
-    if isinstance(first, Choice):
+    if isinstance(first, Alternatives):
         return choice(_front([way, *rest], anchor, is_anchored) for way in first.ways)
     if isinstance(first, Repeat) and (first.least, first.most) == (0, 1):
         return choice(_front([*some, *rest], anchor, is_anchored) for some in ([first.part], []))
@@ -379,13 +379,13 @@ def _front(parts: list[Tree], anchor: Anchor, is_anchored: bool) -> Tree:
 
 def _looked(tree: Tree, behind: Tree) -> Tree:
     """A tree and what comes behind it, without looks ahead: a text ends behind it."""
-    if isinstance(tree, Look):
+    if isinstance(tree, Lookaround):
         return both(behind, _anchored_end(tree.part), tree.is_negated)
     if isinstance(tree, Seq) and has_look(tree):
         for part in reversed(tree.parts):
             behind = _looked(part, behind)
         return behind
-    if isinstance(tree, Choice) and has_look(tree):
+    if isinstance(tree, Alternatives) and has_look(tree):
         return choice(_looked(way, behind) for way in tree.ways)
     if has_look(tree):
         raise NotHeld("it repeats a look ahead")
@@ -409,13 +409,13 @@ def both(part: Tree, other: Tree, is_negated: bool = False) -> Tree:
 
 def has_look(tree: Tree) -> bool:
     """Whether a tree has parts that only `edgekv.grammars.automata` can write."""
-    if isinstance(tree, (Seq, Choice)):
+    if isinstance(tree, (Seq, Alternatives)):
         return any(map(has_look, tree.parts if isinstance(tree, Seq) else tree.ways))
-    return has_look(tree.part) if isinstance(tree, Repeat) else isinstance(tree, (Look, Both))
+    return has_look(tree.part) if isinstance(tree, Repeat) else isinstance(tree, (Lookaround, Both))
 
 
 def _has(tree: Tree, anchor: Anchor) -> bool:
-    if isinstance(tree, (Seq, Choice)):
+    if isinstance(tree, (Seq, Alternatives)):
         parts = tree.parts if isinstance(tree, Seq) else tree.ways
         return any(_has(part, anchor) for part in parts)
     return _has(tree.part, anchor) if isinstance(tree, Repeat) else tree == anchor

@@ -82,7 +82,7 @@ ROOM = 512
 
 
 @dataclass(frozen=True)
-class Text:
+class ContestText:
     """Tokens of a text to compress, and those to feed behind it: its continuation, n_next of them,
     and questions with answers.
     """
@@ -260,7 +260,7 @@ class _Contest:
         return self._distance(self._read(FOUR, [], plain=True), FULL, 1.0)
 
 
-def text(llm: Llama) -> Text:
+def text(llm: Llama) -> ContestText:
     """What is read and judged, for a model's tokenizer."""
     lines = (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines()
     n, read, following, words = N_READ // len(ASKED), list[int](), list[int](), ""
@@ -273,7 +273,7 @@ def text(llm: Llama) -> Text:
         asked = [line.split("\t")[1:] for line in lines if line.startswith(f"{name}\t")]
         words += "".join("\n\n{}\n{}".format(*asked[i]) for i in numbers)
     answers = llm.tokenize(words.encode(), add_bos=False)
-    return Text(tuple(read), tuple((following + answers)[:ROOM]), len(following))
+    return ContestText(tuple(read), tuple((following + answers)[:ROOM]), len(following))
 
 
 def kind(type_k: str, type_v: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekv.choice.config import KVConfig
-from edgekv.conversation.session import Cache
+from edgekv.conversation.session import CacheKind
 from edgekv.errors import BadInput
 from edgekv.llama.loaded import LoadedModel
 from edgekv.memory.dense import can_have
@@ -26,7 +26,7 @@ _PARAMS = "type_k", "type_v", "flash_attn_type", "n_outputs_max"
 _F16 = facts.cache_types["f16"][0]
 
 
-def instead(llm: LoadedModel, config: KVConfig, cache: Cache) -> AbstractContextManager[None]:
+def instead(llm: LoadedModel, config: KVConfig, cache: CacheKind) -> AbstractContextManager[None]:
     """A `with` block in which `llm` has another cache and its options; where its present cache will
     do, that stays with its conversation.
 
@@ -45,7 +45,7 @@ def _changed(
     llm: LoadedModel,
     config: KVConfig,
     types: tuple[int | None, int | None],
-    cache_of: Callable[[], Cache],
+    cache_of: Callable[[], CacheKind],
 ) -> Iterator[None]:
     """types: those that are named. cache_of: called when the settings have changed."""
     before, fresh = _Before(llm), None
@@ -90,20 +90,20 @@ class _Before:
             llm.engine.settings = llm.settings
 
 
-def _present(llm: LoadedModel) -> Cache:
+def _present(llm: LoadedModel) -> CacheKind:
     params = llm.context_params
     kinds = int(params.type_k), int(params.type_v), int(params.flash_attn_type)
-    return Cache(*kinds, llm.engine is not None)
+    return CacheKind(*kinds, llm.engine is not None)
 
 
-def _of_load(llm: LoadedModel) -> Cache:
+def _of_load(llm: LoadedModel) -> CacheKind:
     """The present cache with the types that these settings pick."""
     picks = llm._kv_pick_types(llm.model_path, llm.model_params.n_gpu_layers)
     type_k, type_v = picks or (_F16 if kind is None else kind for kind in llm._kv_types)
     return replace(_present(llm), type_k=type_k, type_v=type_v)
 
 
-def _context(llm: LoadedModel, cache: Cache) -> Any:
+def _context(llm: LoadedModel, cache: CacheKind) -> Any:
     """A context with this cache. Raises EdgeKVError."""
     llm._kv_check_wish(llm.settings)
     kinds = facts.type_name(cache.type_k), facts.type_name(cache.type_v)

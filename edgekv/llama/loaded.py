@@ -31,7 +31,7 @@ from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
-from edgekv.model import adapters, facts, kind, metadata, placement, remote
+from edgekv.model import adapters, facts, kind, metadata, placement, rpc
 from edgekv.model.words import Tokenizer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class LoadedModel(Face):
         if repack is None:
             repack = fits_twice(path, kwargs.get("n_gpu_layers") or 0)
         self._kv_repack = repack
-        self._kv_servers = remote.endpoints(rpc_servers)
+        self._kv_servers = rpc.endpoints(rpc_servers)
         overrides = metadata.check(kv_overrides, path) or None
         self.adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
         for file in self.adapters.files:
@@ -164,7 +164,7 @@ class LoadedModel(Face):
         self._kv_types = arguments.get("type_k"), arguments.get("type_v")
         self.settings = self._kv_resolve(self._kv_config, path)
         self._kv_check_remote(self.settings)
-        self._kv_devices = remote.as_array(self._kv_servers)
+        self._kv_devices = rpc.as_array(self._kv_servers)
         self.turn.checkpoints.are_on = self._kv_config.checkpoints
         picks = self._kv_pick_types(path, arguments.get("n_gpu_layers") or 0)
         if picks:
@@ -321,7 +321,7 @@ class LoadedModel(Face):
     def _kv_check_remote(self, settings: Settings) -> None:
         """Raises BadInput if layers on other machines would be compressed."""
         if settings.stores and self._kv_servers:
-            raise BadInput(remote.UNCOMPRESSED)
+            raise BadInput(rpc.UNCOMPRESSED)
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back."""

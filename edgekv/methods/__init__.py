@@ -22,7 +22,7 @@ from edgekv.methods.budget import BUDGETS
 from edgekv.methods.cake import Cake
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.expected import Expected
-from edgekv.methods.full import Full
+from edgekv.methods.full import FullCache
 from edgekv.methods.h2o import H2O
 from edgekv.methods.joint import Joint
 from edgekv.methods.keydiff import KeyDiff
@@ -98,7 +98,7 @@ REGISTRY: dict[str, Preset] = {
         _same(KeyDiff()),
         _same(Expected()),
         _same(Random()),
-        _same(Full(), keeps_all=True),
+        _same(FullCache(), keeps_all=True),
     )
 }
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.methods.base import Observe
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.pool import by_token, check_kernel, mean_pool
+from edgekv.methods.pooling import by_token, check_kernel, mean_pool
 
 
 @dataclass(frozen=True)

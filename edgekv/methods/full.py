@@ -11,7 +11,7 @@ from edgekv.methods.base import Observe, masked
 from edgekv.methods.layer import LayerStats
 
 
-class Full:
+class FullCache:
     name = "full"
     title = "keeps every token (baseline)"
     paper = ""

@@ -17,7 +17,7 @@ from edgekv.methods.base import Observe
 from edgekv.methods.kvzap import KVzap, KVzapParams, rank
 from edgekv.methods.late import Late, LateParams
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.pool import check_kernel
+from edgekv.methods.pooling import check_kernel
 
 
 @dataclass(frozen=True)

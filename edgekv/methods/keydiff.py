@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgekv.methods.base import Observe, by_head
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.pool import by_token, check_kernel, max_pool
+from edgekv.methods.pooling import by_token, check_kernel, max_pool
 
 TINY = np.float32(1e-12)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgekv.methods.base import LATE, Observe
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.pool import by_token, check_kernel, mean_pool
+from edgekv.methods.pooling import by_token, check_kernel, mean_pool
 
 AT_ONCE = 1024
 """Rows that are read together."""

@@ -81,11 +81,11 @@ class Loading:
         """Raises BadInput for what a model file cannot be loaded with, before anything takes
         long.
         """
-        from edgekv.model import adapters, metadata, remote
+        from edgekv.model import adapters, metadata, rpc
         from edgekv.model.placement import check_buffers
 
         for endpoint in self.rpc:
-            remote.check(endpoint)
+            rpc.check(endpoint)
         check_buffers(self.placements())
         for path, _ in (*self.lora, *self.lora_scaled):
             adapters.check(path, model)

@@ -151,7 +151,7 @@ class Parser(_Handle):
         return dict(_called("parse", self._pointer, data, len(data), is_partial))
 
 
-class Sampler(_Handle):
+class SamplerHandle(_Handle):
     """Draws tokens. settings: llama-server's names, and what a template's application says; stop:
     where another thread sets it, a grammar that thinks gives up, with Cancelled.
     """

@@ -13,11 +13,11 @@ from edgekv.methods.budget.cake import CakeBudget
 from edgekv.methods.budget.clip import clip
 from edgekv.methods.budget.d2o import D2OBudget
 from edgekv.methods.budget.dynamickv import DynamicKV
+from edgekv.methods.budget.given import table
 from edgekv.methods.budget.pooled import Pooled
 from edgekv.methods.budget.profile import PROFILES, ProfileBudget, from_shares
 from edgekv.methods.budget.pyramid import Pyramid, pyramid
 from edgekv.methods.budget.rows import check_ratio, rows_for
-from edgekv.methods.budget.table import table
 from edgekv.methods.budget.uniform import uniform
 
 __all__ = [

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Fixed, Plan, Spending
-from edgekv.methods.budget.share import ALMOST, flat, free, top
+from edgekv.methods.budget.sharing import ALMOST, flat, free, top
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

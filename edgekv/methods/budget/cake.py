@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Plan, Spending
 from edgekv.methods.budget.cascade import Cascade
-from edgekv.methods.budget.share import flat, free
+from edgekv.methods.budget.sharing import flat, free
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.methods.budget.base import Plan
-from edgekv.methods.budget.share import free, in_proportion, protected, whole
+from edgekv.methods.budget.sharing import free, in_proportion, protected, whole
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

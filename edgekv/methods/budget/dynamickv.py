@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Plan, Spending
-from edgekv.methods.budget.share import flat, free, in_proportion, protected, top, whole
+from edgekv.methods.budget.sharing import flat, free, in_proportion, protected, top, whole
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.methods.budget.base import Plan, Spending
-from edgekv.methods.budget.share import flat, free, top
+from edgekv.methods.budget.sharing import flat, free, top
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import EdgeKVError
 from edgekv.methods.budget.base import Fixed, Plan
-from edgekv.methods.budget.share import ALMOST, flat, protected
+from edgekv.methods.budget.sharing import ALMOST, flat, protected
 
 LEAST = 0.01
 """Share of the tokens that every head keeps."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Fixed, Plan, fit
-from edgekv.methods.budget.share import in_proportion, whole
+from edgekv.methods.budget.sharing import in_proportion, whole
 
 
 @dataclass(frozen=True)

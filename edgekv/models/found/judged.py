@@ -65,7 +65,7 @@ def key(paths: Sequence[str], *more: object) -> str:
     return json.dumps([[[name, s.st_size, s.st_mtime_ns] for name, s in seen], *map(str, more)])
 
 
-class Memory:
+class Judgements:
     """Judgements by `key`; `save` keeps those that were asked for, and others while there is
     room.
     """

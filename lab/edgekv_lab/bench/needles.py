@@ -31,7 +31,7 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     from edgekv.learn.cache_type import kind_of
     from edgekv_lab.eval.evaluate import evaluate
     from edgekv_lab.eval.reader import Reader
-    from edgekv_lab.eval.sample import Request, Row
+    from edgekv_lab.eval.sample import Row, SampleRequest
     from edgekv_lab.eval.tasks.needle import TASK
 
     # the cache has to be edgekv's for the evaluation; `full` keeps all of it
@@ -46,7 +46,7 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
             kv_method=case.kv_method if not case.is_full else "snapkv",
         )
     )
-    request = Request(
+    request = SampleRequest(
         0, n_cases, lambda text: llm.tokenize(text.encode(), add_bos=False), (n_tokens,)
     )
     reader = Reader(llm, ["full" if case.is_full else case.kv_method])

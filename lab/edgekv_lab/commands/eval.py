@@ -217,7 +217,7 @@ def run(
     from edgekv_lab.eval.evaluate import evaluate
     from edgekv_lab.eval.predictions import kept, line
     from edgekv_lab.eval.reader import Reader
-    from edgekv_lab.eval.sample import Request
+    from edgekv_lab.eval.sample import SampleRequest
     from edgekv_lab.eval.table import Table
 
     o = options
@@ -227,7 +227,7 @@ def run(
     grid = grid_of(engine, o, is_full_given)  # what `auto` stores, once the model is prepared
     check_lengths(llm, [n + o.n_next for n in o.n_tokens])
     reader = Reader(llm, names_by_type(grid))
-    request = Request(
+    request = SampleRequest(
         max(engine.seed, 0),
         o.n,
         lambda text: llm.tokenize(text.encode(), add_bos=False),

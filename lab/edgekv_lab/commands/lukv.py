@@ -74,7 +74,9 @@ def command(
     check_output(output)
     sources = lukv.sources()
     if text_file and question_file:
-        sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
+        sources = [
+            lukv.Questioned.parse(read_text(text_file), read_text(question_file).splitlines())
+        ]
     llm = lukv.load(path, score, n_ctx, **source.arguments(path))
     recorded = command_line(
         "lukv",

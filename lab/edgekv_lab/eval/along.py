@@ -18,14 +18,14 @@ from edgekv import native
 from edgekv.base.stats import KVStats
 from edgekv.learn.divergence import divergence, log_softmax
 from edgekv.learn.reading import feed
-from edgekv_lab.eval.prompt import Prompt
+from edgekv_lab.eval.prompt import EvalPrompt
 from edgekv_lab.eval.sample import Known, Outcome, Row, Sample, left
 
 
 def follow(
     reader: Any,
     samples: Sequence[Sample],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EvalPrompt],
     grid: Sequence[Row],
     known: Known = frozenset(),
 ) -> Iterator[Outcome]:
@@ -79,7 +79,7 @@ def _along(reader: Any, question: Sequence[int], tokens: Sequence[int]) -> NDArr
 def _outcome(
     reader: Any,
     sample: Sample,
-    tokens: Prompt,
+    tokens: EvalPrompt,
     row: Row,
     stats: KVStats,
     answer: list[int],

@@ -9,7 +9,7 @@ from typing import Any
 from edgekv_lab.eval import metrics
 from edgekv_lab.eval.along import follow
 from edgekv_lab.eval.perplexity import FULL, check, predict
-from edgekv_lab.eval.prompt import Prompt, prompt
+from edgekv_lab.eval.prompt import EvalPrompt, prompt
 from edgekv_lab.eval.sample import Known, Outcome, Row, Sample, Task, left
 
 RANDOM = "random"
@@ -67,7 +67,7 @@ def evaluate(
 def answer(
     reader: Any,
     samples: Sequence[Sample],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EvalPrompt],
     grid: Sequence[Row],
     known: Known = frozenset(),
 ) -> Iterator[Outcome]:

@@ -11,7 +11,7 @@ from edgekv_lab.eval.sample import Sample
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EvalPrompt:
     """A prompt in two parts: what is compressed, and what is fed behind it.
 
     text: tokens that are compressed; rest: tokens that come after (none if the question is among
@@ -31,7 +31,7 @@ def messages(sample: Sample) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{sample.context}\n\n{sample.question}"}]
 
 
-def prompt(llm: Any, sample: Sample, aware: bool, cuts: bool) -> Prompt:
+def prompt(llm: Any, sample: Sample, aware: bool, cuts: bool) -> EvalPrompt:
     """The sample's tokens. aware: the question is in the text that is compressed.
 
     cuts: a text that leaves no room for question and answer in the context loses its middle, as in
@@ -51,12 +51,12 @@ def prompt(llm: Any, sample: Sample, aware: bool, cuts: bool) -> Prompt:
     excess = len(text) + len(rest) + sample.max_tokens - llm.n_ctx()
     if excess > 0:
         text = _cut(text, excess, sample, cuts, llm.n_ctx())
-        return Prompt(text + rest, ()) if aware else Prompt(text, rest)
+        return EvalPrompt(text + rest, ()) if aware else EvalPrompt(text, rest)
     if aware:  # tokenised at once, as in a chat
-        return Prompt(
+        return EvalPrompt(
             tuple(llm.tokenize((words + sample.begin).encode(), add_bos=True, special=True)), ()
         )
-    return Prompt(text, rest)
+    return EvalPrompt(text, rest)
 
 
 def _cut(

@@ -45,7 +45,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Request:
+class SampleRequest:
     """What a task is asked for; a task reads what it `asks` for."""
 
     seed: int
@@ -153,7 +153,7 @@ class Task:
     name: str
     title: str
     help: str
-    samples: Callable[[Request], Iterable[Any]]
+    samples: Callable[[SampleRequest], Iterable[Any]]
     asks: tuple[str, ...]
     """Which of lengths, files, families and n_next of the request count; the command offers these.
     """

@@ -64,7 +64,7 @@ _DECODE = 8
 
 
 @dataclass(frozen=True)
-class Source:
+class Questioned:
     """A text, questions about it, and their right answers as far as they are known: empty, or one
     for each question, which may be empty.
     """
@@ -74,7 +74,7 @@ class Source:
     answers: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, lines: Iterable[str]) -> Source:
+    def parse(cls, text: str, lines: Iterable[str]) -> Questioned:
         """From lines of a question, or of a question, a tab and the answer."""
         parts = [line.partition("\t") for line in map(str.strip, lines) if line]
         return cls(
@@ -84,14 +84,14 @@ class Source:
         )
 
 
-def sources() -> list[Source]:
+def sources() -> list[Questioned]:
     """Four texts with 30 questions and answers, about 4,000 words, that come with edgekv."""
     asked: dict[str, list[str]] = {}
     for line in (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines():
         name, _, question = line.partition("\t")
         asked.setdefault(name, []).append(question)
     return [
-        Source.parse((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), lines)
+        Questioned.parse((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), lines)
         for name, lines in asked.items()
     ]
 
@@ -106,7 +106,7 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
 
 def make(
     llm: Llama,
-    sources: Sequence[Source],
+    sources: Sequence[Questioned],
     ratios: Sequence[float] = RATIOS,
     *,
     objective: str = OBJECTIVES[0],
@@ -280,7 +280,7 @@ def _isotonic() -> Callable[..., Any]:
     return isotonic_regression
 
 
-def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
+def _tokens(llm: Llama, source: Questioned) -> tuple[list[int], list[list[int]]]:
     """Tokens of the text and of each question. Raises BadInput if they do not do."""
     before, between, after = oracle.frame(llm)
     context = llm.tokenize(
@@ -304,7 +304,7 @@ def _known(
     llm: Llama,
     context: list[int],
     asked: list[list[int]],
-    source: Source,
+    source: Questioned,
     done: Saved,
 ) -> list[list[int]]:
     """Tokens of each answer that came with the text or is in `done`; empty for the others."""
@@ -341,7 +341,7 @@ def _shares(saved: Any, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
     return found if found.shape == shape and ((found >= 0) & (found <= 1)).all() else None
 
 
-def _costs(context: list[int], asked: list[list[int]], source: Source) -> tuple[int, int]:
+def _costs(context: list[int], asked: list[list[int]], source: Questioned) -> tuple[int, int]:
     """What answering and measuring take, in tokens read."""
     unknown = len(asked) - sum(map(bool, source.answers))
     answering = len(context) + _DECODE * oracle.MAX_ANSWER * unknown if unknown else 0

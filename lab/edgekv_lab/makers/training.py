@@ -21,7 +21,7 @@ from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
 from edgekv.learn.reading import Reading, feed, say
 from edgekv_lab.eval.prompt import messages, template
-from edgekv_lab.eval.sample import Request
+from edgekv_lab.eval.sample import SampleRequest
 from edgekv_lab.eval.tasks import needle
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def needles(
     """Needles in haystacks, see `edgekv_lab.eval.tasks.needle`."""
     return [
         Example(messages(sample), sample.question, sample.references)
-        for sample in needle.samples(Request(seed, n, tokenize, tuple(lengths)))
+        for sample in needle.samples(SampleRequest(seed, n, tokenize, tuple(lengths)))
     ]
 
 

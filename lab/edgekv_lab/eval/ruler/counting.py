@@ -14,7 +14,7 @@ from random import Random
 from edgekv.errors import BadInput
 from edgekv_lab.eval.haystack import Count, largest
 from edgekv_lab.eval.sample import Sample
-from edgekv_lab.eval.words import words
+from edgekv_lab.eval.vocabulary import words
 
 N_COMMON, N_FREQUENT = 10, 3
 SIZES = {4096: ((30, 10, 3), (30, 3)), 1024: ((10, 3, 1), (6, 1)), 0: ((5, 2, 1), (4, 1))}

@@ -11,8 +11,8 @@ from random import Random
 
 from edgekv_lab.eval.haystack import Count, fill, hide, noise, room
 from edgekv_lab.eval.sample import Sample
-from edgekv_lab.eval.text import sentences
-from edgekv_lab.eval.words import pairs
+from edgekv_lab.eval.sentences import sentences
+from edgekv_lab.eval.vocabulary import pairs
 
 NEEDLE = "One of the secret numbers of {key} is {value}."
 INSTRUCTION = (

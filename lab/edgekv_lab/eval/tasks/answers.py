@@ -15,7 +15,7 @@ from random import Random
 from edgekv.errors import BadInput
 from edgekv_lab.eval.files import load_lines, text_of, words
 from edgekv_lab.eval.haystack import Count, fill
-from edgekv_lab.eval.sample import ALONG, Request, Sample, Task, spread
+from edgekv_lab.eval.sample import ALONG, Sample, SampleRequest, Task, spread
 from edgekv_lab.eval.tasks import squad
 
 QUESTIONS = 6
@@ -36,7 +36,7 @@ Text = tuple[str, list[str]]
 """A text, and questions about it."""
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """Questions about the files' texts, file by file in turns; fewer than -n if the texts end.
 
     Raises BadInput for a file of another kind, and for one that has no text of such a length.
@@ -73,7 +73,7 @@ def _questions(texts: Iterable[Text], seed: int) -> Iterator[tuple[str, str, str
 # ---- files
 
 
-def _texts(path: str, length: int, request: Request) -> Iterator[Text]:
+def _texts(path: str, length: int, request: SampleRequest) -> Iterator[Text]:
     kinds = {".json": _of_squad, ".jsonl": _of_lines}
     n_texts = 0
     for text in kinds.get(Path(path).suffix.lower(), _of_text)(path, length, request):
@@ -83,7 +83,7 @@ def _texts(path: str, length: int, request: Request) -> Iterator[Text]:
         raise BadInput(f"{path} has no text of {length:,} tokens; give shorter --lengths")
 
 
-def _of_squad(path: str, length: int, request: Request) -> Iterator[Text]:
+def _of_squad(path: str, length: int, request: SampleRequest) -> Iterator[Text]:
     """Paragraphs in a row, from where the text before ended, and the questions about them that have
     an answer.
     """
@@ -101,7 +101,7 @@ def _of_squad(path: str, length: int, request: Request) -> Iterator[Text]:
             yield "\n\n".join(taken), questions
 
 
-def _of_lines(path: str, length: int, request: Request) -> Iterator[Text]:
+def _of_lines(path: str, length: int, request: SampleRequest) -> Iterator[Text]:
     """A record's text, up to the length, and its questions."""
     for number, record in enumerate(load_lines(path, ("text", "questions"), ("text",)), 1):
         where, questions = f"{path}, record {number}", record["questions"]
@@ -111,14 +111,14 @@ def _of_lines(path: str, length: int, request: Request) -> Iterator[Text]:
         yield text, [words(question, "questions", where).strip() for question in questions]
 
 
-def _of_text(path: str, length: int, request: Request) -> Iterator[Text]:
+def _of_text(path: str, length: int, request: SampleRequest) -> Iterator[Text]:
     """Passages side by side from the start, and questions that the model writes."""
     for text in _pieces(text_of(path), length, request.count):
         step = len(text) // QUESTIONS
         yield text, [_written(text[i * step :], request) for i in range(QUESTIONS)]
 
 
-def _written(text: str, request: Request) -> str:
+def _written(text: str, request: SampleRequest) -> str:
     """A question that the model writes about how the text begins."""
     excerpt = text[:EXCERPT].partition(" ")[2].rpartition(" ")[0]
     lines = request.ask(WRITE.format(excerpt=excerpt)).strip().splitlines()

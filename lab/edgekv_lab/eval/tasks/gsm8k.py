@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from edgekv.errors import BadInput
 from edgekv_lab.eval.files import draw, load_lines
-from edgekv_lab.eval.sample import Request, Sample, Task
+from edgekv_lab.eval.sample import Sample, SampleRequest, Task
 
 ANSWER_TOKENS = 256
 FIELDS = ("question", "answer")
@@ -98,7 +98,7 @@ EXAMPLES = (
 )
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """Problems drawn by the seed. Raises BadInput for a file of another kind."""
     shots = "\n\n".join(f"Question: {question}\nAnswer: {answer}" for question, answer in EXAMPLES)
     for path in request.files:

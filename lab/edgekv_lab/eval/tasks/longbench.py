@@ -16,7 +16,7 @@ from typing import Any
 
 from edgekv.errors import BadInput
 from edgekv_lab.eval.files import draw, load_lines, words
-from edgekv_lab.eval.sample import Request, Sample, Task
+from edgekv_lab.eval.sample import Sample, SampleRequest, Task
 
 SHORT = "Answer as briefly as you can, with one phrase if possible, and explain nothing."
 FIELDS = ("input", "context", "answers", "dataset")
@@ -132,7 +132,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """-n records of each file, drawn by the seed. Raises BadInput for a data set that is not
     known.
     """

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from random import Random
 
 from edgekv_lab.eval.haystack import Count, fill, room
-from edgekv_lab.eval.sample import Request, Sample, Task, spread
-from edgekv_lab.eval.text import sentences
+from edgekv_lab.eval.sample import Sample, SampleRequest, Task, spread
+from edgekv_lab.eval.sentences import sentences
 
 ANSWER_TOKENS = 24  # the demo model answers in a sentence of about 16
 KEY_COLOURS = (
@@ -36,7 +36,7 @@ INSTRUCTION = (
 )
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """Needles spread evenly over the lengths and, within a length, over the depths."""
     for rng, length, index, n_here in spread(request.seed, "", request.n, request.lengths):
         yield _sample(rng, length, index, n_here, request.count)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from random import Random
 
 from edgekv_lab.eval.haystack import Count, fill, hide, room
-from edgekv_lab.eval.sample import Request, Sample, Task, spread
-from edgekv_lab.eval.text import sentences
+from edgekv_lab.eval.sample import Sample, SampleRequest, Task, spread
+from edgekv_lab.eval.sentences import sentences
 
 ANSWER_TOKENS = 32
 N_DECOYS = 3
@@ -68,7 +68,7 @@ INSTRUCTION = (
 QUESTION = "{question} Answer with the number."
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """Facts spread over the lengths, each at a place drawn anew."""
     for rng, length, index, _ in spread(request.seed, "paraphrase", request.n, request.lengths):
         yield _sample(rng, length, index, request.count)

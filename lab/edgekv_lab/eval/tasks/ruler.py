@@ -11,7 +11,7 @@ from edgekv_lab.eval.haystack import Count
 from edgekv_lab.eval.ruler.counting import common_words, frequent_words
 from edgekv_lab.eval.ruler.niah import Niah
 from edgekv_lab.eval.ruler.variables import variables
-from edgekv_lab.eval.sample import Request, Sample, Task, spread
+from edgekv_lab.eval.sample import Sample, SampleRequest, Task, spread
 
 FAMILIES: dict[str, Callable[[Random, int, Count], Sample]] = {
     "single-noise": Niah(noise=True),
@@ -25,7 +25,7 @@ FAMILIES: dict[str, Callable[[Random, int, Count], Sample]] = {
 }
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """n samples of each family, spread over the lengths. Raises BadInput for a family that there is
     not.
     """

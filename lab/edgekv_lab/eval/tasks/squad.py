@@ -13,7 +13,7 @@ from typing import Any
 from edgekv.errors import BadInput
 from edgekv_lab.eval.files import draw, load_json, words
 from edgekv_lab.eval.haystack import Count
-from edgekv_lab.eval.sample import Measure, Request, Sample, Task, spread
+from edgekv_lab.eval.sample import Measure, Sample, SampleRequest, Task, spread
 
 ANSWER_TOKENS = 32
 INSTRUCTION = (
@@ -28,7 +28,7 @@ Question = tuple[str, str, tuple[str, ...]]
 """Its id, the question, the right answers."""
 
 
-def samples(request: Request) -> Iterator[Sample]:
+def samples(request: SampleRequest) -> Iterator[Sample]:
     """Questions drawn by the seed. Raises BadInput for a file that is not in SQuAD's format."""
     paragraphs, asked = read(request.files)
     drawn = draw(asked, request.n, request.seed)

@@ -13,7 +13,7 @@ from edgekv.methods.query_moments import PackedMoments
 
 
 @dataclass
-class Memory:
+class Past:
     """What the engine knows of a conversation besides the store. Arrays in it are never written
     to.
     """
@@ -34,5 +34,5 @@ class Memory:
         spread = 0 if self.spread is None else self.spread.nbytes
         return spread + sum(x.n_bytes for x in self.queries.values())
 
-    def copy(self) -> Memory:
+    def copy(self) -> Past:
         return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))
