@@ -2,12 +2,13 @@
 // says roughly how probable each row is for each query head; the largest of a group's heads counts,
 // and they share the rows. Groups stand for the rest: each for as many rows as it has left, which
 // adds a logarithm to its logit
+#include "edgekv-lanes.h"
 #include "edgekv-tile.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
+#include <utility>
 #include <vector>
 
 using namespace edgekv;
@@ -15,69 +16,94 @@ using namespace edgekv;
 namespace {
 
 struct workspace {
-    std::vector<uint16_t> steps;       // [n_query][n in whole blocks]
-    std::vector<float> step;           // [n_query]
-    std::vector<float> best, about;    // [n]
-    std::vector<int32_t> rows, left;   // left: of each group
-    std::vector<float> row, logits;    // logits: [n_query][rows, then groups]
+    std::vector<uint16_t> steps;     // [n_query][n in whole blocks]
+    std::vector<float> step;         // [n_query]
+    std::vector<uint8_t> wanted;     // [n]
+    std::vector<int32_t> rows, left; // left: of each group
+    std::vector<float> best;         // [n_query]: powers of 2 in a step, and steps of probability 1
+    std::vector<float> tile, logits; // logits: [n_query][rows, then groups]
+    std::vector<float *> at;         // of each query, where a tile's logits or its values are
+    std::vector<const float *> from;
 };
 
 bool is_resident(const edgekv_recalled & a, int r) { return a.resident[r / 32] >> r % 32 & 1; }
 
-// of each row the largest probability that a query head gives it
-void judge(const edgekv_recalled & a, const float * q, int64_t stride, int n_query, workspace & w) {
+// sum of 2^(by*(steps - most))
+float sum_of_powers(const uint16_t * steps, int n, float by, int most) {
+    using L = best_lanes;
+    constexpr int SOME = 256; // a loop of its own makes them floats: compilers know how
+    float x[SOME];
+    auto sum = L::set(0.0f);
+    for (int r = 0; r < n; r += SOME) {
+        const int some = std::min(SOME, n - r);
+        for (int i = 0; i < some; ++i) x[i] = by * (float) (steps[r + i] - most);
+        std::fill(x + some, x + SOME, -INFINITY);
+        for (int i = 0; i < SOME; i += L::N) sum = L::add(sum, exp2<L>(L::load(x + i)));
+    }
+    return sum_of<L>(sum);
+}
+
+// Rows to which a head gives more than the least probability: for each head that is a number of
+// steps. The most probable n_most of them, the first of equal ones
+void choose(
+    const edgekv_recalled & a, const float * q, int64_t stride, int n_query, workspace & w) {
     const int n = a.n, n_padded = (n + EDGEKV_BLOCK - 1) / EDGEKV_BLOCK * EDGEKV_BLOCK;
     w.steps.resize((size_t) n_query * n_padded);
     w.step.resize(n_query);
-    w.about.resize(n);
-    w.best.assign(n, 0.0f);
     edgekv_cpu_codes_score(
         &a.book, a.codes, n_padded, q, stride, n_query, w.steps.data(), w.step.data());
+    w.wanted.assign(n_padded, 0);
+    w.best.resize(2 * n_query);
+    uint8_t * wanted = w.wanted.data();
+    float * best = w.best.data();
     for (int h = 0; h < n_query; ++h) {
         const uint16_t * steps = w.steps.data() + (size_t) h * n_padded;
-        const float step = a.scale * w.step[h];
-        float *x = w.about.data(), *best = w.best.data();
+        const float by = a.scale * w.step[h] * LOG2E;
         uint16_t most = 0;
         for (int r = 0; r < n; ++r) most = std::max(most, steps[r]);
-        for (int r = 0; r < n; ++r) x[r] = step * (float) steps[r];
-        const double sum = ggml_vec_soft_max_f32(n, x, x, step * (float) most);
-        const float by = (float) (1 / sum);
-        for (int r = 0; r < n; ++r) best[r] = std::max(best[r], by * x[r]);
+        const float all = log2f(sum_of_powers(steps, n, by, most));
+        const float least = log2f(a.least) + all; // of a logarithm, less the largest
+        best[2 * h] = by;
+        best[2 * h + 1] = (float) most + (by > 0 ? all / by : 0.0f);
+        if (least >= 0) continue;
+        const float below = by > 0 ? std::floor((float) most + least / by) : -1.0f;
+        const auto from = (uint16_t) std::max(0.0f, below + 1);
+        for (int r = 0; r < n; ++r) wanted[r] |= (uint8_t) (steps[r] >= from);
     }
-}
-
-// those that are probable enough, the most probable n_most, the first of equal ones
-void choose(const edgekv_recalled & a, workspace & w) {
     w.rows.clear();
-    for (int r = 0; r < a.n; ++r)
-        if (w.best[r] > a.least && !is_resident(a, r)) w.rows.push_back(r);
+    for (int r = 0; r < n; r += 8) {
+        uint64_t any;
+        memcpy(&any, wanted + r, 8);
+        for (int i = r; any && i < std::min(n, r + 8); ++i)
+            if (wanted[i] && !is_resident(a, i)) w.rows.push_back(i);
+    }
     if ((int) w.rows.size() <= a.n_most) return;
-    const auto before = [&](int x, int y) {
-        return w.best[x] > w.best[y] || (w.best[x] == w.best[y] && x < y);
+    const auto probability = [&](int r) {
+        float x = -INFINITY; // its logarithm
+        for (int h = 0; h < n_query; ++h)
+            x = std::max(x,
+                best[2 * h] * ((float) w.steps[(size_t) h * n_padded + r] - best[2 * h + 1]));
+        return x;
     };
-    std::nth_element(w.rows.begin(), w.rows.begin() + a.n_most, w.rows.end(), before);
-    w.rows.resize(a.n_most);
+    std::vector<std::pair<float, int32_t>> order;
+    for (int r : w.rows) order.emplace_back(-probability(r), r);
+    std::nth_element(order.begin(), order.begin() + a.n_most, order.end());
+    w.rows.clear();
+    for (int i = 0; i < a.n_most; ++i) w.rows.push_back(order[i].second);
     std::sort(w.rows.begin(), w.rows.end());
 }
 
-float logit(const edgekv_recalled & a, const float * key, const float * q) {
-    float x = 0;
-    ggml_vec_dot_f32(a.d_k, &x, 0, key, 0, q, 0, 1);
-    x *= a.scale;
-    return a.softcap ? a.softcap * tanhf(x / a.softcap) : x;
-}
-
-// the rows that were chosen, then the groups
-void read(const edgekv_recalled & a, bool keys, size_t i, workspace & w) {
-    const size_t n = w.rows.size();
+// keys or values of n rows from `first` on, of those that were chosen and then the groups, as f32
+void load(const edgekv_recalled & a, bool keys, size_t first, int n, workspace & w) {
     const int d = keys ? a.d_k : a.d_v;
     const ggml_fp16_t * groups = keys ? a.group_k : a.group_v;
-    if (i < n)
-        edgekv_cpu_rows_to_f32(keys ? a.type_k : a.type_v, keys ? a.k : a.v, keys ? a.nb_k : a.nb_v,
-            w.rows[i], 1, d, w.row.data());
-    else
-        edgekv_cpu_rows_to_f32(GGML_TYPE_F16, (const char *) groups, d * sizeof(ggml_fp16_t),
-            (int64_t) (i - n), 1, d, w.row.data());
+    for (size_t i = first; i < first + n; ++i) {
+        float * to = w.tile.data() + (i - first) * d;
+        if (i < w.rows.size())
+            edgekv_cpu_rows_to_f32(keys ? a.type_k : a.type_v, keys ? a.k : a.v,
+                keys ? a.nb_k : a.nb_v, w.rows[i], 1, d, to);
+        else ggml_cpu_fp16_to_fp32(groups + (i - w.rows.size()) * d, to, d);
+    }
 }
 
 } // namespace
@@ -88,35 +114,43 @@ void edgekv_cpu_recall(
     const auto & a = *recalled;
     const int dp = 2 + a.d_v;
     w.rows.clear();
-    if (a.n > 0) {
-        judge(a, q, stride, n_query, w);
-        choose(a, w);
-    }
+    if (a.n > 0) choose(a, q, stride, n_query, w);
     w.left.assign(a.members, a.members + a.n_groups);
     for (int r : w.rows)
         if (a.n_groups) --w.left[a.label[r]];
-    const size_t n_rows = w.rows.size(), n = n_rows + a.n_groups;
-    w.logits.resize(n_query * n);
-    w.row.resize(std::max(a.d_k, a.d_v));
-    for (size_t i = 0; i < n; ++i) {
-        const float more =
-            i < n_rows ? 0.0f : logf((float) w.left[i - n_rows]); // -inf: none is left
-        read(a, true, i, w);
-        for (int h = 0; h < n_query; ++h)
-            w.logits[h * n + i] = logit(a, w.row.data(), q + h * stride) + more;
+    const int n_rows = (int) w.rows.size(), n = n_rows + a.n_groups;
+    w.logits.resize((size_t) n_query * n);
+    w.tile.resize((size_t) EDGEKV_TILE * std::max(a.d_k, a.d_v));
+    w.at.resize(n_query);
+    w.from.resize(n_query);
+    for (int i = 0, some; i < n; i += some) {
+        some = std::min(EDGEKV_TILE, n - i);
+        load(a, true, i, some, w);
+        for (int h = 0; h < n_query; ++h) {
+            w.from[h] = q + h * stride;
+            w.at[h] = &w.logits[(size_t) h * n + i];
+        }
+        tile_dot(w.tile.data(), w.from.data(), n_query, some, a.d_k, w.at.data());
     }
     for (int h = 0; h < n_query; ++h) {
-        float *s = w.logits.data() + h * n, *o = out + (size_t) h * dp;
-        o[0] = n ? *std::max_element(s, s + n) : -INFINITY;
+        float *s = w.logits.data() + (size_t) h * n, *o = out + (size_t) h * dp;
         memset(o + 1, 0, (1 + a.d_v) * sizeof(float));
-        for (size_t i = 0; i < n && o[0] > -INFINITY; ++i) o[1] += s[i] = expf(s[i] - o[0]);
+        ggml_vec_scale_f32(n, s, a.softcap ? a.scale / a.softcap : a.scale);
+        for (int i = 0; i < n && a.softcap; ++i) s[i] = a.softcap * tanhf(s[i]);
+        for (int g = 0; g < a.n_groups; ++g) // -inf: none is left
+            s[n_rows + g] += logf((float) w.left[g]);
+        o[0] = tile_max(s, n, -INFINITY);
+        if (o[0] > -INFINITY) o[1] = (float) ggml_vec_soft_max_f32(n, s, s, o[0]);
+        else std::fill(s, s + n, 0.0f);
     }
-    for (size_t i = 0; i < n; ++i) {
-        read(a, false, i, w);
-        for (int h = 0; h < n_query; ++h)
-            if (out[(size_t) h * dp + 1] > 0)
-                ggml_vec_mad_f32(
-                    a.d_v, out + (size_t) h * dp + 2, w.row.data(), w.logits[h * n + i]);
+    for (int i = 0, some; i < n; i += some) {
+        some = std::min(EDGEKV_TILE, n - i);
+        load(a, false, i, some, w);
+        for (int h = 0; h < n_query; ++h) {
+            w.from[h] = &w.logits[(size_t) h * n + i];
+            w.at[h] = out + (size_t) h * dp + 2;
+        }
+        tile_mad(w.tile.data(), w.from.data(), n_query, some, a.d_v, w.at.data());
     }
 }
 
