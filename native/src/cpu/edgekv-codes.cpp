@@ -87,47 +87,83 @@ struct centres {
         for (size_t i = 0; i < at.size(); ++i) half[i % EDGEKV_CENTRES] += at[i] * at[i] / 2;
     }
 
-    int nearest(const float * x) const {
-        float near[EDGEKV_CENTRES];
-        for (int c = 0; c < EDGEKV_CENTRES; ++c) near[c] = -half[c];
-        for (int i = 0; i < n_dims; ++i)
-            for (int c = 0; c < EDGEKV_CENTRES; ++c) near[c] += x[i] * at[i * EDGEKV_CENTRES + c];
-        return (int) (std::max_element(near, near + EDGEKV_CENTRES) - near);
+    // of EDGEKV_TILE vectors, value i of them at x + i*stride
+    void nearest(const float * x, size_t stride, int32_t * which) const {
+        float most[EDGEKV_TILE], near[EDGEKV_TILE];
+        std::fill(most, most + EDGEKV_TILE, -INFINITY);
+        std::fill(which, which + EDGEKV_TILE, 0);
+        for (int c = 0; c < EDGEKV_CENTRES; ++c) {
+            std::fill(near, near + EDGEKV_TILE, -half[c]);
+            for (int i = 0; i < n_dims; ++i)
+                for (int r = 0; r < EDGEKV_TILE; ++r)
+                    near[r] += at[i * EDGEKV_CENTRES + c] * x[i * stride + r];
+            for (int r = 0; r < EDGEKV_TILE; ++r) {
+                which[r] = most[r] < near[r] ? c : which[r];
+                most[r] = most[r] < near[r] ? near[r] : most[r];
+            }
+        }
     }
 };
 
-// k-means of n vectors, which are `stride` floats apart. A centre without any stays where it is
-centres find_centres(const float * x, int n, int stride, int n_dims) {
+// Values of keys in a basis, [n_dims][n in whole tiles]
+struct projected {
+    int n = 0;
+    size_t stride = 0;
+    std::vector<float> x;
+
+    void set(const float * keys, int n_keys, int d, const float * mean,
+        const std::vector<float> & basis) {
+        const int n_dims = (int) basis.size() / d;
+        n = n_keys;
+        stride = (size_t) (n + EDGEKV_TILE - 1) / EDGEKV_TILE * EDGEKV_TILE;
+        x.assign(n_dims * stride, 0.0f);
+        std::vector<float> tile((size_t) EDGEKV_TILE * d);
+        std::vector<const float *> rows(n_dims);
+        std::vector<float *> to(n_dims);
+        for (int first = 0, some; first < n; first += some) {
+            some = std::min(EDGEKV_TILE, n - first);
+            for (int r = 0; r < some; ++r)
+                ggml_vec_sub_f32(d, &tile[(size_t) r * d], keys + (size_t) (first + r) * d, mean);
+            for (int i = 0; i < n_dims; ++i) {
+                rows[i] = &basis[(size_t) i * d];
+                to[i] = &x[i * stride + first];
+            }
+            tile_dot(tile.data(), rows.data(), n_dims, some, d, to.data());
+        }
+    }
+
+    std::vector<float> deviations() const {
+        std::vector<float> all;
+        for (size_t i = 0; i < x.size(); i += stride)
+            all.push_back(std::sqrt(dot(&x[i], &x[i], (int) stride)));
+        return all;
+    }
+};
+
+// k-means of the values from `first` on. A centre without any stays where it is
+centres find_centres(const projected & keys, int first, int n_dims) {
     centres found { n_dims };
+    const float * x = &keys.x[first * keys.stride];
     for (int c = 0; c < EDGEKV_CENTRES; ++c)
         for (int i = 0; i < n_dims; ++i)
-            found.at[i * EDGEKV_CENTRES + c] = x[(int64_t) c * n / EDGEKV_CENTRES * stride + i];
+            found.at[i * EDGEKV_CENTRES + c] =
+                x[i * keys.stride + (size_t) c * keys.n / EDGEKV_CENTRES];
     for (int round = 0; round < ROUNDS; ++round) {
         found.measure();
         std::vector<float> sum(found.at.size()), size(EDGEKV_CENTRES);
-        for (int r = 0; r < n; ++r) {
-            const int c = found.nearest(x + (size_t) r * stride);
-            size[c] += 1;
-            for (int i = 0; i < n_dims; ++i)
-                sum[i * EDGEKV_CENTRES + c] += x[(size_t) r * stride + i];
+        for (int r = 0; r < keys.n; r += EDGEKV_TILE) {
+            int32_t which[EDGEKV_TILE];
+            found.nearest(x + r, keys.stride, which);
+            for (int j = 0; j < std::min(EDGEKV_TILE, keys.n - r); ++j) {
+                size[which[j]] += 1;
+                for (int i = 0; i < n_dims; ++i)
+                    sum[i * EDGEKV_CENTRES + which[j]] += x[i * keys.stride + r + j];
+            }
         }
         for (size_t i = 0; i < sum.size(); ++i)
             if (const float m = size[i % EDGEKV_CENTRES]) found.at[i] = sum[i] / m;
     }
     return found;
-}
-
-// [n][n_dims]
-void project(const float * keys, int n, int d, const float * mean, const std::vector<float> & basis,
-    std::vector<float> & out) {
-    const int n_dims = (int) basis.size() / d;
-    std::vector<float> key(d);
-    out.resize((size_t) n * n_dims);
-    for (int r = 0; r < n; ++r) {
-        ggml_vec_sub_f32(d, key.data(), keys + (size_t) r * d, mean);
-        for (int i = 0; i < n_dims; ++i)
-            out[(size_t) r * n_dims + i] = dot(&basis[(size_t) i * d], key.data(), d);
-    }
 }
 
 int begin_of(const edgekv_codebook & book, int part) { return part ? book.ends[part - 1] : 0; }
@@ -138,7 +174,7 @@ void edgekv_cpu_codes_learn(const edgekv_codebook * given, const float * all, in
     char * basis, ggml_fp16_t * to, float * mean, int32_t * ends) {
     edgekv_codebook book = *given;
     const int d = book.d, step = std::max(1, n_all / LEARNED_FROM);
-    std::vector<float> keys, values, rows;
+    std::vector<float> keys, rows;
     for (int r = 0; r < n_all; r += step)
         keys.insert(keys.end(), all + (size_t) r * d, all + (size_t) (r + 1) * d);
     const int n = (int) keys.size() / d;
@@ -150,14 +186,9 @@ void edgekv_cpu_codes_learn(const edgekv_codebook * given, const float * all, in
 
     rows = directions(covariance(keys, d), d, book.n_dims);
     const std::vector<float> none(d);
-    const auto deviations = [&] {
-        project(keys.data(), n, d, none.data(), rows, values);
-        std::vector<float> x(book.n_dims);
-        for (size_t i = 0; i < values.size(); ++i) x[i % book.n_dims] += values[i] * values[i];
-        for (float & s : x) s = std::sqrt(s);
-        return x;
-    };
-    const auto unordered = deviations();
+    projected values;
+    values.set(keys.data(), n, d, none.data(), rows);
+    const auto unordered = values.deviations();
     std::vector<int> order(book.n_dims);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
@@ -168,11 +199,12 @@ void edgekv_cpu_codes_learn(const edgekv_codebook * given, const float * all, in
             &rows[(size_t) order[i] * d], basis + i * row_bytes, d);
     book.basis = basis;
     basis_to_f32(book, rows); // as it was rounded
-    cut_into_parts(deviations(), book.n_parts, ends);
+    values.set(keys.data(), n, d, none.data(), rows);
+    cut_into_parts(values.deviations(), book.n_parts, ends);
     book.ends = ends;
     for (int p = 0; p < book.n_parts; ++p) {
-        const int first = begin_of(book, p), size = ends[p] - first;
-        const auto found = find_centres(values.data() + first, n, book.n_dims, size);
+        const int first = begin_of(book, p);
+        const auto found = find_centres(values, first, ends[p] - first);
         ggml_cpu_fp32_to_fp16(
             found.at.data(), to + first * EDGEKV_CENTRES, (int64_t) found.at.size());
     }
@@ -180,21 +212,24 @@ void edgekv_cpu_codes_learn(const edgekv_codebook * given, const float * all, in
 
 void edgekv_cpu_codes_put(
     const edgekv_codebook * book, const float * keys, int n, int64_t first, uint8_t * codes) {
-    std::vector<float> basis, values;
+    std::vector<float> basis;
+    projected values;
     basis_to_f32(*book, basis);
-    project(keys, n, book->d, book->mean, basis, values);
+    values.set(keys, n, book->d, book->mean, basis);
     for (int p = 0; p < book->n_parts; ++p) {
         const int begin = begin_of(*book, p);
         centres c { book->ends[p] - begin };
         ggml_cpu_fp16_to_fp32(
             book->centres + begin * EDGEKV_CENTRES, c.at.data(), (int64_t) c.at.size());
         c.measure();
+        int32_t which[EDGEKV_TILE];
         for (int r = 0; r < n; ++r) {
+            if (r % EDGEKV_TILE == 0)
+                c.nearest(&values.x[begin * values.stride + r], values.stride, which);
             const int64_t key = first + r, block = key / EDGEKV_BLOCK;
             const int shift = key % EDGEKV_BLOCK < 16 ? 0 : 4;
             uint8_t & byte = codes[(block * book->n_parts + p) * 16 + key % 16];
-            const int code = c.nearest(&values[(size_t) r * book->n_dims + begin]);
-            byte = (uint8_t) ((byte & ~(15 << shift)) | code << shift);
+            byte = (uint8_t) ((byte & ~(15 << shift)) | which[r % EDGEKV_TILE] << shift);
         }
     }
 }

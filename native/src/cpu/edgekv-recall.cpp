@@ -162,63 +162,83 @@ constexpr int ROUNDS = 3, LOOKED_AT = 2048; // rows that centres are made of
 
 struct k_means {
     const edgekv_recalled & a;
-    std::vector<float> row, centres, half; // half: of a centre's squared length
     int n_groups;
+    std::vector<float> centres, half;      // half: of a centre's squared length
+    std::vector<float> tile, near;         // some keys; of each centre how near they are
+    std::vector<int32_t> nearest;          // of the tile's keys
+    std::vector<const float *> at;         // the centres
+    std::vector<float *> to;
 
-    k_means(const edgekv_recalled & a, int n_groups) : a(a), row(a.d_k), n_groups(n_groups) {}
-
-    const float * key(int r) {
-        edgekv_cpu_rows_to_f32(a.type_k, a.k, a.nb_k, r, 1, a.d_k, row.data());
-        return row.data();
+    k_means(const edgekv_recalled & a, int n_groups)
+        : a(a), n_groups(n_groups), tile((size_t) EDGEKV_TILE * a.d_k),
+          near((size_t) n_groups * EDGEKV_TILE), nearest(EDGEKV_TILE), at(n_groups), to(n_groups) {
+        for (int g = 0; g < n_groups; ++g) to[g] = &near[(size_t) g * EDGEKV_TILE];
     }
 
-    int nearest(const float * key) const {
-        int best = 0;
-        float most = -INFINITY;
+    const float * key(int i) const { return &tile[(size_t) i * a.d_k]; }
+
+    // the tile has the keys of rows[i*step], i in [first, first + n)
+    void load(const std::vector<int32_t> & rows, size_t step, size_t first, int n) {
+        for (int i = 0; i < n; ++i)
+            edgekv_cpu_rows_to_f32(a.type_k, a.k, a.nb_k, rows[(first + i) * step], 1, a.d_k,
+                &tile[(size_t) i * a.d_k]);
+    }
+
+    // calls f(row, key, centre) for each step-th row
+    template <typename F>
+    void each(const std::vector<int32_t> & rows, size_t step, F && f) {
+        const size_t n_all = (rows.size() + step - 1) / step;
+        measure();
+        for (size_t first = 0; first < n_all; first += EDGEKV_TILE) {
+            const int n = (int) std::min<size_t>(EDGEKV_TILE, n_all - first);
+            load(rows, step, first, n);
+            tile_dot(tile.data(), at.data(), n_groups, n, a.d_k, to.data());
+            find_nearest();
+            for (int i = 0; i < n; ++i) f(rows[(first + i) * step], key(i), nearest[i]);
+        }
+    }
+
+    void find_nearest() {
+        float most[EDGEKV_TILE];
+        int32_t which[EDGEKV_TILE];
+        std::fill(most, most + EDGEKV_TILE, -INFINITY);
+        std::fill(which, which + EDGEKV_TILE, 0);
         for (int g = 0; g < n_groups; ++g) {
-            float x = 0;
-            ggml_vec_dot_f32(a.d_k, &x, 0, &centres[(size_t) g * a.d_k], 0, key, 0, 1);
-            x -= half[g];
-            if (x > most) {
-                most = x;
-                best = g;
+            const float *x = to[g], less = half[g];
+            for (int i = 0; i < EDGEKV_TILE; ++i) {
+                which[i] = most[i] < x[i] - less ? g : which[i];
+                most[i] = most[i] < x[i] - less ? x[i] - less : most[i];
             }
         }
-        return best;
+        std::copy(which, which + EDGEKV_TILE, nearest.begin());
     }
 
     void measure() {
         half.resize(n_groups);
         for (int g = 0; g < n_groups; ++g) {
-            const float * c = &centres[(size_t) g * a.d_k];
-            float x = 0;
-            ggml_vec_dot_f32(a.d_k, &x, 0, c, 0, c, 0, 1);
-            half[g] = x / 2;
+            const float * c = at[g] = &centres[(size_t) g * a.d_k];
+            ggml_vec_dot_f32(a.d_k, &half[g], 0, c, 0, c, 0, 1);
+            half[g] /= 2;
         }
     }
 
     // from some of the rows; a centre without rows stays where it is
     void find(const std::vector<int32_t> & rows) {
-        const size_t d = a.d_k;
+        const size_t d = a.d_k, step = std::max<size_t>(1, rows.size() / LOOKED_AT);
         for (int g = 0; g < n_groups; ++g) {
-            const float * x = key(rows[(size_t) g * rows.size() / n_groups]);
-            centres.insert(centres.end(), x, x + d);
+            load(rows, 1, (size_t) g * rows.size() / n_groups, 1);
+            centres.insert(centres.end(), key(0), key(0) + d);
         }
-        const size_t step = std::max<size_t>(1, rows.size() / LOOKED_AT);
         for (int round = 0; round < ROUNDS; ++round) {
-            measure();
             std::vector<float> sums(n_groups * d), sizes(n_groups);
-            for (size_t i = 0; i < rows.size(); i += step) {
-                const float * x = key(rows[i]);
-                const int g = nearest(x);
+            each(rows, step, [&](int, const float * x, int g) {
                 sizes[g] += 1;
                 ggml_vec_acc_f32((int) d, &sums[g * d], x);
-            }
+            });
             for (int g = 0; g < n_groups; ++g)
                 for (size_t i = 0; i < d && sizes[g] > 0; ++i)
                     centres[g * d + i] = sums[g * d + i] / sizes[g];
         }
-        measure();
     }
 };
 
@@ -237,15 +257,13 @@ int edgekv_cpu_recall_groups(const edgekv_recalled * recalled, int n_groups, uin
     std::vector<float> sum_k((size_t) n_groups * a.d_k), sum_v((size_t) n_groups * a.d_v),
         value(a.d_v);
     std::fill(members, members + n_groups, 0);
-    for (int r : rows) {
-        const float * x = found.key(r);
-        const int g = found.nearest(x);
+    found.each(rows, 1, [&](int r, const float * x, int g) {
         label[r] = (uint8_t) g;
         ++members[g];
         ggml_vec_acc_f32(a.d_k, &sum_k[(size_t) g * a.d_k], x);
         edgekv_cpu_rows_to_f32(a.type_v, a.v, a.nb_v, r, 1, a.d_v, value.data());
         ggml_vec_acc_f32(a.d_v, &sum_v[(size_t) g * a.d_v], value.data());
-    }
+    });
     for (int g = 0; g < n_groups; ++g) {
         const float by = 1.0f / (float) std::max(members[g], 1);
         for (int i = 0; i < a.d_k; ++i)
