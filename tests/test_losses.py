@@ -166,6 +166,7 @@ def test_a_file_that_makes_room_or_is_gone_is_said(open_pool, text, caplog, tmp_
     assert not path.exists() and "cache_disk is full" in lines(caplog)[-1]
     for path in tmp_path.iterdir():
         path.unlink()
+    pool._shelf._looked = 0  # as after a second
     read(pool, text(300, 3))
     assert "its file is gone" in lines(caplog)[-1] and pool.losses.counts["dropped"] == 2
 
@@ -348,3 +349,18 @@ def test_an_answer_that_was_stopped_goes_where_another_one_has_it_all(open_pool,
         answer(pool, text(100, 2))
         pool.give_up(stopped)
         assert (stopped in {x.id for x in pool.list()}) == bool(more)
+
+
+def test_files_stay_where_the_folder_cannot_be_read_for_now(open_pool, text, tmp_path, monkeypatch):
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(tmp_path)})
+    for seed in range(3):
+        read(pool, text(300, seed))
+    (pool._shelf._looked, files) = (0, set(tmp_path.iterdir()))
+
+    def refused(_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        read(pool, text(300, 3))
+    assert files < set(tmp_path.iterdir()) and len(pool.list()) == 4

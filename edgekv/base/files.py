@@ -46,14 +46,19 @@ def check(path: str | os.PathLike[str], is_ours: IsOurs, kind: str) -> None:
 
 @contextmanager
 def replaced(
-    path: str | os.PathLike[str], is_ours: IsOurs, kind: str, new: int = 0o666
+    path: str | os.PathLike[str],
+    is_ours: IsOurs,
+    kind: str,
+    new: int = 0o666,
+    is_synced: bool = True,
 ) -> Iterator[BinaryIO]:
     """A `with` block that writes the file `path`, which is as before unless the block ends well.
 
     Yields a file object to write to. After the block the file is on the disk under its name. A file
     that is replaced keeps its permissions, a link stays a link.
     kind: a noun for errors, such as "saved conversation"; new: permissions of a new file, of which
-    the user's umask takes some.
+    the user's umask takes some; is_synced: False does not wait for the disk: a power cut may then
+    leave a damaged file.
     Raises BadInput, one line, if `path` is no name for a file, if something stands there that is
     neither empty nor `is_ours`, or if it cannot be written (a full disk, for instance).
     """
@@ -68,7 +73,8 @@ def replaced(
                 f.flush()
                 if mode is not None:
                     os.chmod(name or fd, mode)
-                os.fsync(fd)
+                if is_synced:
+                    os.fsync(fd)
                 name = name or _give_name(fd, target.parent)
             finally:
                 with suppress(OSError):  # after an error it tries, and fails, to write what is left
@@ -79,7 +85,8 @@ def replaced(
             if name is not None:
                 with suppress(OSError):
                     os.unlink(name)
-        _sync_folder(target.parent)
+        if is_synced:
+            _sync_folder(target.parent)
 
 
 @contextmanager

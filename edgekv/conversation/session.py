@@ -106,18 +106,23 @@ def save(llm: Holder, path: str, note: Any = None) -> None:
 
 
 def write(
-    llm: Holder, path: str | Path, taken: Callable[[], state.State], note: Any = None
+    llm: Holder,
+    path: str | Path,
+    taken: Callable[[], state.State],
+    note: Any = None,
+    is_synced: bool = True,
 ) -> None:
     """Write a conversation of `llm`, be it another one than it holds. See `save`.
 
-    taken: called when the file may be written; returns the conversation's state.
+    taken: called when the file may be written; returns the conversation's state. is_synced: as of
+    `edgekv.base.files.replaced`.
     """
     try:
         said = json.dumps(note, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"the note cannot be saved ({error}): give a JSON value") from None
     is_ours = files.begins_with(KIND)
-    with files.replaced(path, is_ours, "saved conversation", PRIVATE) as f:
+    with files.replaced(path, is_ours, "saved conversation", PRIVATE, is_synced) as f:
         now = _savable(llm, taken())
         header = _identity(llm) | {
             "n_tokens": len(now.tokens),

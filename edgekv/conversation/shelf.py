@@ -5,7 +5,9 @@ together in size.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,8 @@ OTHERS = "it is of another method, of other limits, or of another version of edg
 SUFFIX = ".kvtalk"
 NOTE = {"settings", "least", "name", "is_boundary"}
 """What each note says; newer ones also say `turn`."""
+LOOK_S = 1.0
+"""Seconds after which the folder is looked at again."""
 _OVERHEAD = 1 << 17
 """At least as many bytes as a file has besides tokens, state and what the engine remembers."""
 
@@ -43,6 +47,9 @@ class Shelf:
         self._limit = limit
         self._mine: dict[Path, Entry] = {}
         """Files that may go: of this model and these settings."""
+        self._files: dict[Path, os.stat_result] = {}
+        """Of anybody, as far as is known; the one used first comes first."""
+        self._looked = -math.inf
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -54,7 +61,8 @@ class Shelf:
         other files, which stay.
         """
         settings = settings_of(llm)
-        for path, found in self._files().items():
+        self._look()
+        for path, found in list(self._files.items()):
             try:
                 entry = _entry(session.beginning(path, llm), path, found.st_mtime)
             except session.Damaged as error:
@@ -82,10 +90,12 @@ class Shelf:
         path = self._place(entry)
         self._make_room(n_bytes + entry.tokens.nbytes + _OVERHEAD, path)
         try:
-            session.write(llm, path, taken, note_of(entry))
+            session.write(llm, path, taken, note_of(entry), is_synced=False)
         except MemoryError:
             raise BadInput("there is no memory to write it") from None
         self._mine[path], entry.path = entry, path
+        with suppress(OSError):
+            self._files[path] = path.stat()
         self._stamp(path, entry.last_used)
 
     def read(self, llm: Holder, entry: Entry) -> None:
@@ -126,39 +136,51 @@ class Shelf:
         self._remove(self._place(entry))
         entry.path = None
 
-    def _files(self) -> dict[Path, os.stat_result]:
-        """The one used first comes first."""
-        found = {}
-        with suppress(OSError), os.scandir(self.folder) as files:  # others may remove it, and them
-            for one in files:
-                if one.name.endswith(SUFFIX):
-                    with suppress(OSError):
-                        found[self.folder / one.name] = one.stat()
-        return dict(sorted(found.items(), key=lambda x: x[1].st_mtime))
-
     def _make_room(self, n_bytes: int, first: Path) -> None:
         """n_bytes more fit. first: the file that goes before all others.
 
         Raises BadInput if they cannot: files of other settings stay.
         """
-        sizes = {path: found.st_size for path, found in self._files().items()}
-        for path in self._mine.keys() - sizes.keys():
-            self._remove(path)  # somebody else did
-        mine = [path for path in sizes if path in self._mine]
-        n_others = sum(sizes[path] for path in sizes if path not in self._mine)
+        if time.monotonic() > self._looked + LOOK_S:
+            self._look()
+        if self._n_bytes() + n_bytes <= self._limit:
+            return
+        self._look()
+        mine = [path for path in self._files if path in self._mine]
+        n_others = self._n_bytes() - sum(self._files[path].st_size for path in mine)
         if n_others + n_bytes > self._limit:
             raise BadInput(
                 f"it takes {n_bytes:,} bytes, and files of other settings {n_others:,}: cache_disk"
                 f" '{self.folder}' may have {self._limit:,}"
             )
-        n_all = sum(sizes.values())
         for path in sorted(mine, key=lambda x: x != first):
-            if n_all + n_bytes <= self._limit:
+            if self._n_bytes() + n_bytes <= self._limit:
                 return
             self._remove(path)
-            n_all -= sizes[path]
+
+    def _n_bytes(self) -> int:
+        return sum(found.st_size for found in self._files.values())
+
+    def _look(self) -> None:
+        """See what is in the folder: others use it too. What cannot be read is as before."""
+        found = {}
+        try:
+            with os.scandir(self.folder) as files:
+                for one in files:
+                    if one.name.endswith(SUFFIX):
+                        with suppress(FileNotFoundError):
+                            found[self.folder / one.name] = one.stat()
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return
+        self._files = dict(sorted(found.items(), key=lambda x: x[1].st_mtime))
+        self._looked = time.monotonic()
+        for path in self._mine.keys() - found.keys():
+            self._mine.pop(path).path = None
 
     def _remove(self, path: Path) -> None:
+        self._files.pop(path, None)
         entry = self._mine.pop(path, None)
         if entry:
             entry.path = None
