@@ -10,7 +10,7 @@ from edgekv.chat.reply import (
     Answer,
     CallArguments,
     CallBegun,
-    Delta,
+    Part,
     Reply,
     Text,
     Thought,
@@ -157,7 +157,7 @@ def _chunk(
     return {**head, "choices": [choice]}
 
 
-def as_delta(delta: Delta) -> dict[str, Any]:
+def as_delta(delta: Part) -> dict[str, Any]:
     """A delta in OpenAI's form."""
     match delta:
         case Thought():

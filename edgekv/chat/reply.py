@@ -26,9 +26,10 @@ class Thought:
 
 @dataclass(frozen=True)
 class Text:
-    """More of the answer's text."""
+    """More of the answer's text; logprobs: of its tokens, from whoever counts them."""
 
     text: str
+    logprobs: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CallArguments:
 
 END = "\ue0f1"
 """A letter that begins nothing."""
-Delta = Thought | Text | CallBegun | CallArguments
+Part = Thought | Text | CallBegun | CallArguments
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Reply:
             self._begun = self._read("", is_partial=True)
             self._begun.thought = self._begun.thought.strip()
 
-    def feed(self, text: str) -> list[Delta]:
+    def feed(self, text: str) -> list[Part]:
         """More of the answer. Returns what is certain by now."""
         self._written += text
         if self._parser is None:
@@ -94,7 +95,7 @@ class Reply:
             return []
         return self._grown(now, is_whole=False)
 
-    def end(self) -> list[Delta]:
+    def end(self) -> list[Part]:
         """What was held back, when the answer is over."""
         return self._grown(self._whole(), is_whole=True)
 
@@ -163,9 +164,9 @@ class Reply:
         calls = [Call(x["name"], x["arguments"], x["id"]) for x in said["tool_calls"]]
         return Answer(said["reasoning_content"], said["content"], calls)
 
-    def _grown(self, now: Answer, is_whole: bool) -> list[Delta]:
+    def _grown(self, now: Answer, is_whole: bool) -> list[Part]:
         """What `now` has more than what has gone out."""
-        deltas: list[Delta] = []
+        deltas: list[Part] = []
         had, thought, text = self.message, now.thought.strip(), now.text
         if thought:
             text = text.lstrip()
@@ -183,9 +184,9 @@ class Reply:
             deltas += self._call(index, call, index + 1 < len(now.calls) or is_whole)
         return deltas
 
-    def _call(self, index: int, call: Call, is_complete: bool) -> list[Delta]:
+    def _call(self, index: int, call: Call, is_complete: bool) -> list[Part]:
         """is_complete: its name will not grow any more."""
-        calls, deltas = self.message.calls, list[Delta]()
+        calls, deltas = self.message.calls, list[Part]()
         if index == len(calls):
             if not call.name or not (is_complete or call.arguments):
                 return []
@@ -203,9 +204,9 @@ def _behind(had: str, now: str) -> str:
     return now[len(had) :] if now.startswith(had) else ""
 
 
-def parts_of(said: Answer) -> list[Delta]:
+def parts_of(said: Answer) -> list[Part]:
     """A whole message as deltas."""
-    deltas: list[Delta] = []
+    deltas: list[Part] = []
     if said.thought:
         deltas.append(Thought(said.thought))
     if said.text:

@@ -12,7 +12,7 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import finish_of
-from edgekv.chat.reply import CallArguments, CallBegun, Thought
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Text, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
@@ -22,7 +22,7 @@ from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Counts, Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
 from edgekv.serve.service import Service, Writer, respond, service_of

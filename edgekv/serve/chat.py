@@ -12,6 +12,7 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import as_delta, as_message, finish_of, schema_of
+from edgekv.chat.reply import Part, Text
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
@@ -22,7 +23,7 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import ChatBody, ToolBody
 from edgekv.serve.service import Writer, service_of

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
+from edgekv.chat.reply import Part, Text
 from edgekv.errors import BadInput
 from edgekv.serve import several, sse, wording
 from edgekv.serve.asker import Asker
@@ -20,7 +21,7 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import CompletionBody
 from edgekv.serve.service import Writer, service_of

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from edgekv.chat import reply
 from edgekv.chat.completion import finish_of
-from edgekv.chat.reply import CallArguments, CallBegun, Delta, Thought
+from edgekv.chat.reply import Part, Text
 from edgekv.chat.template import Syntax
 from edgekv.serve.events import Done, TokenLogprob, Written
-
-
-@dataclass(frozen=True)
-class Text(reply.Text):
-    """Text of an answer, with its log-probabilities.
-
-    logprobs: of the tokens since the last text.
-    """
-
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-
-Part = Thought | Text | CallBegun | CallArguments
 
 
 class Reply:
@@ -59,10 +46,10 @@ class Reply:
             parts.append(Text("", self._take_untold()))
         return parts
 
-    def _told(self, deltas: list[Delta]) -> list[Part]:
+    def _told(self, parts: list[Part]) -> list[Part]:
         return [
-            Text(delta.text, self._take_untold()) if isinstance(delta, reply.Text) else delta
-            for delta in deltas
+            replace(part, logprobs=self._take_untold()) if isinstance(part, Text) else part
+            for part in parts
         ]
 
     def _take_untold(self) -> list[TokenLogprob]:

@@ -14,9 +14,8 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.chat import reply as chats
 from edgekv.chat.completion import schema_of
-from edgekv.chat.reply import CallArguments, CallBegun, Thought, parts_of
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Thought, parts_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
@@ -26,7 +25,7 @@ from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import ResponsesBody
 from edgekv.serve.service import Service, Writer, respond, service_of
@@ -326,7 +325,7 @@ class _Writer(Writer):
     def whole(self, answer: Reply) -> dict[str, Any]:
         """The response of an answer that nothing was written of."""
         for part in parts_of(answer.message):
-            self.part(Text(part.text) if isinstance(part, chats.Text) else part)
+            self.part(part)
         return self.finished(answer.done)
 
     def end(self, done: Done, has_calls: bool) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from edgekv.chat.reply import Part
 from edgekv.serve import wording
 from edgekv.serve.asker import Asker
 from edgekv.serve.encoding import Json
@@ -23,7 +24,7 @@ from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
 from edgekv.serve.prompts import Prompts
-from edgekv.serve.reply import Part, Reply
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.worker import Worker
 

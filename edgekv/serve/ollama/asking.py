@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.chat.reply import CallArguments, CallBegun, Thought
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Text, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Call, as_value, choice_of
 from edgekv.errors import BadInput
@@ -26,7 +26,7 @@ from edgekv.serve.events import Counts, Done, TokenLogprob
 from edgekv.serve.ollama.bodies import AskBody, ChatBody, GenerateBody, MessageBody
 from edgekv.serve.ollama.models import may_think
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.service import Service, Writer, respond, service_of
 
