@@ -310,14 +310,22 @@ def answer(pool: Conversations, prompt: Any, n: int = 12) -> None:
 
 
 @pytest.mark.parametrize("n_answer", [20, 100])
-def test_a_prompt_that_is_asked_again_leaves_one_conversation(open_pool, text, tmp_path, n_answer):
-    """Be it read again from the beginning or behind a document, in memory and on disk."""
+def test_a_prompt_that_is_asked_again_leaves_one_conversation(
+    open_pool, text, caplog, tmp_path, n_answer
+):
+    """Be it read again from the beginning or behind a document, in memory and on disk. Of each id
+    that was listed and is gone there is a line.
+    """
     prompts = [text(30), text(200, 1), text(300, 2), [*text(300, 2), *text(80, 3)]]
     for ram in (0, 1 << 30):
         pool = open_pool({"cache_ram": ram, "cache_disk": str(tmp_path / str(ram))})
         for _ in range(3):
             for prompt in prompts:
+                read(pool, prompt)
+                seen = {x.id for x in pool.list()}
                 answer(pool, prompt, n_answer)
+                gone = seen - {x.id for x in pool.list()}
+                assert all(any(id in line for line in lines(caplog)) for id in gone)
         ids = {x.id for x in pool.list()}
         answer(pool, text(70, 4))
         assert ids < {x.id for x in pool.list()} and len(pool.list()) == len(prompts) + 1

@@ -291,6 +291,7 @@ class Conversations:
                 longest = max(held, key=lambda x: len(x.tokens))
                 held.remove(longest)
                 self._waiting.remove(longest)
+                self.losses.part_of(now, longest)
                 now.id = longest.id  # its file stays until there is a later one
             for x in held:
                 self._erase(x)
