@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.conversation.continued import continued, n_same
+from edgekv.base.beginnings import n_shared
+from edgekv.conversation.continued import continued
 
 PIECES = [b"a", b"b", b"c", b"ab", b"bc", b"abc", b"\n", b"\n\n", b"\xc3", b"\xa4", "ä".encode()]
 """Of a vocabulary in which most texts can be cut in several ways; a token is an index."""
@@ -84,7 +86,17 @@ def test_the_text_is_never_another_one(have, more, fixed, cut):
     tokens = tokens_of(text)
     found = continued(tokens, have, fixed, text_of, tokens_of)
     assert text_of(found) == text
-    assert found == tokens or n_same(found, have) >= fixed
+    assert found == tokens or n_shared(found, have) >= fixed
+
+
+@given(st.binary(max_size=700), st.binary(max_size=20), st.binary(max_size=20))
+def test_what_two_rows_share_is_what_a_loop_finds(shared, a, b):
+    one, other = shared + a, shared + b
+    pairs = list(zip(one, other, strict=False))
+    expected = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
+    for kind in (bytes, list, lambda row: np.frombuffer(row, np.uint8)):
+        assert n_shared(kind(one), kind(other)) == expected
+    assert n_shared(list(one), np.frombuffer(other, np.uint8)) == expected
 
 
 def test_a_tokenizer_that_puts_something_in_front_changes_nothing():

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from edgekv.base.beginnings import n_shared
 from edgekv.chat import bare, messages, parts
 from edgekv.chat.bounds import check_grammar, check_json
 from edgekv.chat.messages import Message
 from edgekv.chat.model import TextModel
 from edgekv.chat.specials import Specials, encoded, without_marks
 from edgekv.chat.tools import Choice, Tool
-from edgekv.conversation.continued import n_same
 from edgekv.errors import BadInput
 from edgekv.grammars import schemas
 from edgekv.model import words
@@ -231,7 +231,7 @@ class ChatTemplate:
                 text = self._applied(before, plain=True)["prompt"]
             except BadInput:
                 continue  # a template that does not take a part of a conversation
-            cuts.add(n_same(self.specials.tokens_of(text), tokens))
+            cuts.add(n_shared(self.specials.tokens_of(text), tokens))
         return tuple(sorted(n for n in cuts if 0 < n < len(tokens)))
 
     # ---- the answer

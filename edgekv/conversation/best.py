@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.beginnings import n_shared
 from edgekv.conversation.by_text import same_text
-from edgekv.conversation.talk import Entry, n_shared
+from edgekv.conversation.talk import Entry
 from edgekv.memory.limit import APPEND_MAX
 
 if TYPE_CHECKING:

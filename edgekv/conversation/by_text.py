@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.conversation.talk import n_shared
+from edgekv.base.beginnings import n_shared
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgekv.base.beginnings import n_shared
 from edgekv.conversation import state
-from edgekv.conversation.continued import n_same
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
@@ -94,7 +94,7 @@ class Checkpoints:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""
 
         def shared(x: _Saved) -> int:
-            return min(n_same(tokens, x.state.tokens.tolist()), len(tokens) - 1)
+            return min(n_shared(tokens, x.state.tokens), len(tokens) - 1)
 
         fitting = [x for x in self._saved if shared(x) >= max(x.fixed, 1)]
         if fitting:

@@ -5,7 +5,9 @@ model wrote.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+from edgekv.base.beginnings import n_shared
 
 TextOf = Callable[[list[int]], bytes]
 TokensOf = Callable[[bytes], list[int]]
@@ -23,11 +25,11 @@ def continued(
     with a line break shares a token with the end of its prompt then. Without this, one such token
     would have the whole conversation read again. llama.cpp's own chat keeps its tokens too.
     """
-    same = n_same(tokens, have)
+    same = n_shared(tokens, have)
     if same >= min(fixed, len(tokens)):
         return tokens
     text = text_of(tokens)
-    n_text = n_same(text, text_of(have))
+    n_text = n_shared(text, text_of(have))
     n_kept = (
         bisect_right(range(len(have) + 1), n_text, lo=fixed, key=lambda n: len(text_of(have[:n])))
         - 1
@@ -36,10 +38,3 @@ def continued(
         return tokens
     again = have[:n_kept] + tokens_of(text[len(text_of(have[:n_kept])) :])
     return again if text_of(again) == text else tokens
-
-
-def n_same(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of what two sequences have in common at the beginning."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.base.beginnings import n_shared
 from edgekv.base.machine import memory_free
 from edgekv.conversation import parked, session, state
 from edgekv.conversation.aside import aside
@@ -23,7 +24,7 @@ from edgekv.conversation.parked import Parked
 from edgekv.conversation.settings_digest import settings_of
 from edgekv.conversation.shelf import Shelf, note_of
 from edgekv.conversation.state import State
-from edgekv.conversation.talk import End, Entry, Talk, n_shared
+from edgekv.conversation.talk import End, Entry, Talk
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.limit import APPEND_MAX
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.beginnings import n_shared
 from edgekv.conversation.parked import Parked, Reach
 
 
@@ -129,17 +129,3 @@ class Entry:
 
     def begins_with(self, other: Entry) -> bool:
         return n_shared(self.tokens, other.tokens) == len(other.tokens)
-
-
-def n_shared(a: NDArray[Any], b: NDArray[Any]) -> int:
-    """Length of what two arrays have in common at the beginning. Where they part early, no more of
-    them is looked at.
-    """
-    n, begin, size = min(len(a), len(b)), 0, 64
-    while begin < n:
-        differ = a[begin : min(begin + size, n)] != b[begin : min(begin + size, n)]
-        first = int(differ.argmax())
-        if differ[first]:
-            return begin + first
-        begin, size = begin + size, 8 * size
-    return n

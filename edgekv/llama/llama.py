@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv import native
+from edgekv.base.beginnings import n_shared
 from edgekv.base.stats import KVStats
 from edgekv.chat import parts
 from edgekv.conversation import session, statistics
-from edgekv.conversation.continued import continued, n_same
+from edgekv.conversation.continued import continued
 from edgekv.conversation.guard import Closed
 from edgekv.conversation.pool import Conversations
 from edgekv.conversation.state import is_finite
@@ -190,14 +191,14 @@ class Llama(Answering):
             )
             is_answered = have == tokens and not self._requires_eval
             # the last token of a prompt is always evaluated: the answer begins with its logits
-            same = min(n_same(tokens, have), len(tokens) - 1)
+            same = min(n_shared(tokens, have), len(tokens) - 1)
             if (
                 not is_answered
                 and same < self.engine.store.memory().fixed
                 and not self._kv_back_to_mark(self.engine, same)
             ):
                 self.turn.checkpoints.restore(self, tokens)
-        self.turn.checkpoints.begin_turn(n_same(tokens, self.tokens.tolist()), len(tokens))
+        self.turn.checkpoints.begin_turn(n_shared(tokens, self.tokens), len(tokens))
         self.turn.cuts = self.positions(cuts, tokens)
         return tokens
 

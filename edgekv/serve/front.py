@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.conversation.talk import n_shared
+from edgekv.base.beginnings import n_shared
 from edgekv.serve.pattern import CHARACTERS
 from edgekv.serve.request import Front, Prompt
 

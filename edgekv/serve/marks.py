@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from edgekv.base.beginnings import n_shared
 from edgekv.chat.template import ChatTemplate, Prompt
-from edgekv.conversation.continued import n_same
 from edgekv.serve.schemas import CountBody
 
 
@@ -27,7 +27,7 @@ def n_marked(body: CountBody, prompt: Prompt, template: ChatTemplate) -> int:
             at = max(at, found + len(_text(block)))
             if block.get("cache_control"):
                 end = max(end, at)
-    return n_same(template.tokens_of(whole[:end]), prompt.tokens) if end else 0
+    return n_shared(template.tokens_of(whole[:end]), prompt.tokens) if end else 0
 
 
 def _blocks(content: str | list[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:

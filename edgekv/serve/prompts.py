@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from edgekv.base.beginnings import n_shared
 from edgekv.chat.messages import Message
 from edgekv.chat.template import Chat, ChatTemplate
-from edgekv.conversation.continued import n_same
 from edgekv.serve.front import text_of
 from edgekv.serve.pattern import CHARACTERS, Pattern
 from edgekv.serve.request import Front, Prompt
@@ -60,7 +60,7 @@ class Prompts:
         at = whole.find(said[: len(text) + N_AROUND].rstrip()) if text.strip() else -1
         if at < 0:
             return None
-        n = n_same(self.template.tokens_of(whole[:at]), tokens)
+        n = n_shared(self.template.tokens_of(whole[:at]), tokens)
         there = text_of(self._llm, tokens[n : n + CHARACTERS])
         before, found, _ = there.partition(text)
         if not found:
