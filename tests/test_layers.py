@@ -149,3 +149,19 @@ def test_no_other_room_says_that_a_model_has_private_names():
         if is_private(one.target.id)
     }
     assert sorted(said) == []
+
+
+MOST_ARGUMENTS = 8
+LONGER = {"edgekv.llama.loaded.__init__": "arguments of `edgekv.Llama`, which people name"}
+
+
+def test_no_signature_is_long():
+    """What belongs together is one value."""
+    longer = set()
+    for module, path in FOUND.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = {x.arg for x in ast.iter_child_nodes(node.args) if isinstance(x, ast.arg)}
+                if len(names - {"self", "cls"}) > MOST_ARGUMENTS:
+                    longer.add(f"{module}.{node.name}")
+    assert longer == LONGER.keys()
