@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 23 // changes with any signature or struct below
+#define EDGEKV_ABI 24 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
