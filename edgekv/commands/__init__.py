@@ -58,9 +58,8 @@ INSTEAD = {
     "version": "'edgekv --version' prints it",
 }
 """What there is for Ollama's other words."""
-NO_ARGUMENTS = getattr(
-    click.exceptions, "NoArgsIsHelpError", ()
-)  # click before 8.2 prints the help itself
+# click before 8.2 prints the help itself
+NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 

@@ -85,10 +85,11 @@ def as_text(records: list[dict[str, Any]]) -> str:
         )
         for r in records
     ]
+    # those in no preset too
     mixed = {
         b.name: (b.name, settings(params(b.params)), what(b.title, b.paper))
         for b in BUDGETS.values()
-    }  # those in no preset too
+    }
     budgets = mixed | {
         r["budget"]: (
             r["budget"],

@@ -47,9 +47,8 @@ def check(model: Any, data: memoryview, n_tokens: int) -> None:
         llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
     )
     state = _State(data)
-    state.numbers(
-        "2I"
-    )  # a magic number, which llama.cpp looks at, and a sequence, which it does not
+    # a magic number, which llama.cpp looks at, and a sequence, which it does not
+    state.numbers("2I")
     if not is_recurrent:
         _check_cache(state, n_tokens, several, has_v, n_tokens)
         if llama_cpp.llama_model_n_swa(model) if is_hybrid else state.left:

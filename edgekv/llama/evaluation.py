@@ -49,11 +49,12 @@ class Evaluation(LoadedModel):
             if len(tokens) > 1 and not is_check:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
                 self.turn.prefill_ms = 1e3 * (time.perf_counter() - begin)
+                # a short turn may be appended as it is
                 self.turn.stage_ms = (
                     self.engine.turn.clock.ms
                     if self.engine and self.engine.turn.clock is not clock
                     else {}
-                )  # a short turn may be appended as it is
+                )
 
     def check(self, token: int, draft: Sequence[int]) -> None:
         """Evaluate the token that was written last, and a draft of those that may follow: logits

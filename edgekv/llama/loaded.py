@@ -239,9 +239,8 @@ class LoadedModel(Face):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._kv_context_params = params
-        params.n_outputs_max = (
-            native.OUTPUTS if self._kv_few_outputs else 0
-        )  # a logit for every token of a ubatch is a fifth of a GiB
+        # a logit for every token of a ubatch is a fifth of a GiB
+        params.n_outputs_max = native.OUTPUTS if self._kv_few_outputs else 0
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -301,9 +300,8 @@ class LoadedModel(Face):
                 )
                 self._kv_note = f"runs uncompressed: {why}"
             return
-        model = (
-            self._model
-        )  # the engine must not hold this object: both would live until Python looks for circles
+        # the engine must not hold this object: both would live until Python looks for circles
+        model = self._model
         self.engine = Engine(
             self._ctx.ctx,
             self.settings,

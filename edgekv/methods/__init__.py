@@ -122,9 +122,8 @@ def _plugins() -> dict[str, Preset]:
     for entry in entry_points(group=GROUP):
         try:
             preset = entry.load()
-        except (
-            Exception
-        ) as error:  # any failure of foreign code must not take the built-in methods away
+        except Exception as error:
+            # any failure of foreign code must not take the built-in methods away
             logging.getLogger("edgekv").warning(
                 "edgekv: method '%s' cannot be loaded: %s", entry.name, error
             )

@@ -41,9 +41,8 @@ class Cake:
     name = "cake"
     title = "tokens that the end of the prompt attends to steadily or in bursts"
     paper = "CAKE, arXiv 2503.12491"
-    observe = Observe(
-        ("mean", "var", "col_entropy")
-    )  # the entropy is for the budget of the same paper
+    # the entropy is for the budget of the same paper
+    observe = Observe(("mean", "var", "col_entropy"))
     params = CakeParams()
 
     def score(self, layer: LayerStats, params: CakeParams | None = None) -> NDArray[np.float32]:

@@ -162,9 +162,8 @@ class CentroidMerge:
         n_rows = min(self.params.rows, len(keep) // self.params.share) if len(keep) < n else 0
         n_safe = int(((token < sink) | (token >= n_seen - window)).sum())
         n_sink = int((token[:n_safe] < sink).sum())
-        places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[
-            :n_rows
-        ]  # the least worth, then the window's oldest
+        # the least worth, then the window's oldest
+        places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[:n_rows]
         stays = np.zeros(n, bool)
         stays[keep] = True
         stays[places] = False

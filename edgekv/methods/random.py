@@ -25,7 +25,6 @@ class Random:
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
         rng = np.random.default_rng([layer.seed & 0xFFFFFFFF, layer.il])
-        drawn = rng.random(
-            (max(layer.n_seen, 1), layer.n_head_kv), dtype=np.float32
-        )  # token first: more only append
+        # token first: more only append
+        drawn = rng.random((max(layer.n_seen, 1), layer.n_head_kv), dtype=np.float32)
         return masked(np.take_along_axis(drawn.T, np.maximum(layer.pos, 0), axis=1), layer)

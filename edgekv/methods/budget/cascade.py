@@ -39,9 +39,8 @@ class Cascade:
         self._plan, self._measure, self._weigh = plan, measure, weigh
         self._least, self._free = protected(plan), free(plan)
         self._measures: NDArray[np.float64] = np.zeros(0)
-        self._rows: NDArray[np.float64] = np.zeros(
-            0
-        )  # per head of each finished layer, beside the protected ones, not yet whole
+        # per head of each finished layer, beside the protected ones, not yet whole
+        self._rows: NDArray[np.float64] = np.zeros(0)
 
     def update(self, i: int, scores: NDArray[np.float32], layer: LayerStats) -> NDArray[np.int32]:
         assert i == len(self._rows), "layers come in order"

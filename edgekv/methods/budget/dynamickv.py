@@ -66,9 +66,8 @@ class _Progressive:
         self._scores: list[
             NDArray[np.float32]
         ] = []  # of each finished layer's rows that are not protected
-        self._rows: NDArray[np.float64] = np.zeros(
-            0
-        )  # per head of each finished layer, beside the protected ones, not yet whole
+        # per head of each finished layer, beside the protected ones, not yet whole
+        self._rows: NDArray[np.float64] = np.zeros(0)
 
     def update(self, i: int, scores: NDArray[np.float32], layer: LayerStats) -> NDArray[np.int32]:
         assert i == len(self._rows), "layers come in order"
