@@ -61,17 +61,17 @@ class KVStats:
     per_f16: float = 1.0
     """Tokens in these types that take the bytes of one in f16."""
     n_bytes_used: int = 0
-    """Of `n_bytes`, what kept tokens take that attention reads."""
+    """The part of `n_bytes` that kept tokens take, which attention reads."""
     n_bytes_limit: int | None = None
     """What `kv_memory` allows."""
     n_bytes_reserved: int = 0
-    """Of `n_bytes_limit`, what is kept free for new tokens and for sliding windows."""
+    """The part of `n_bytes_limit` that is kept free for new tokens and for sliding windows."""
     n_ctx: int = 0
     """Tokens that the context can hold."""
     note: str = ""
     """Why the cache cannot be compressed or its graph not be cut, one line; else empty."""
     peak_note: str = ""
-    """That the last prompt took more than a full f16 cache at its peak, one line; else empty."""
+    """One line if the last prompt took more than a full f16 cache at its peak; else empty."""
     profile: str = ""
     """The file of the profile that the method used; empty: none."""
     why: str = ""

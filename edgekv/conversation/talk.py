@@ -17,8 +17,8 @@ from edgekv.conversation.parked import Parked, Reach
 class Talk:
     """A conversation of a pool, as `Conversations.list` shows it.
 
-    n_bytes: of memory, 0 for one that is on disk alone; last_used: seconds since 1970; is_current:
-    it is the one that the model goes on with; on_disk: a file holds all of it.
+    n_bytes: in memory, 0 for one that is on disk alone; last_used: seconds since 1970; is_current:
+    the model goes on with it; on_disk: a file holds all of it.
     """
 
     id: str
