@@ -17,7 +17,7 @@ from tests.lib import ROOT
 from tests.test_native import program
 
 PAGE = ROOT / "docs" / "models.md"
-HEAD = "| architecture | models people know | layers | compressed |\n|---|---|---|---|\n"
+HEAD = "| compressed | layers | architectures, with models people know |\n|---|---|---|\n"
 FAMILIES = {
     "llama": "Llama 1 to 3, Mistral, SmolLM2, Yi",
     "qwen2": "Qwen2, Qwen2.5",
@@ -90,13 +90,19 @@ def write(folder: Path, *names: str) -> Path:
 
 
 def rows(folder: Path) -> list[str]:
-    """Lines of the table, one per architecture: of two models of one, the last is taken."""
-    found = {}
-    for path in sorted(folder.glob("*.gguf")):
-        arch = path.stem.rpartition("-")[0]
-        layers, how = described(path)
-        found[arch] = f"| {arch} | {FAMILIES.get(arch, '')} | {layers} | {how} |"
-    return [found[arch] for arch in sorted(found)]
+    """The table's lines: of two models of one architecture, the last is taken."""
+    paths = sorted(folder.glob("*.gguf"))
+    return lines({path.stem.rpartition("-")[0]: described(path) for path in paths})
+
+
+def lines(found: dict[str, tuple[str, str]]) -> list[str]:
+    """A line for all architectures that `described` says the same of, the most of them first."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for arch in sorted(found):
+        known = f"{arch} ({FAMILIES[arch]})" if arch in FAMILIES else arch
+        alike.setdefault(found[arch], []).append(known)
+    order = sorted(alike.items(), key=lambda kind: (-len(kind[1]), kind[0]))
+    return [f"| {how} | {layers} | {', '.join(names)} |" for (layers, how), names in order]
 
 
 def described(path: Path) -> tuple[str, str]:
@@ -126,11 +132,11 @@ def described(path: Path) -> tuple[str, str]:
     return ", ".join(kinds), how
 
 
-def updated(text: str, lines: list[str]) -> str:
-    """`text` of the page with the table's lines in the place of the old ones."""
+def updated(text: str, new: list[str]) -> str:
+    """`text` of the page with new lines of the table in the place of the old ones."""
     begin = text.index(HEAD) + len(HEAD)
     end = text.find("\n\n", begin)
-    return text[:begin] + "\n".join(lines) + (text[end:] if end >= 0 else "\n")
+    return text[:begin] + "\n".join(new) + (text[end:] if end >= 0 else "\n")
 
 
 if __name__ == "__main__":
