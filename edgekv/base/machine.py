@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -112,3 +113,19 @@ def _status(name: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def lies_in_memory(folder: str | os.PathLike[str]) -> bool:
+    """Whether files in a folder take memory (tmpfs). False where the system does not say."""
+    real = os.path.realpath(folder)
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    found, kind = "", ""
+    for _, point, its, *_ in (line.split() for line in mounts):
+        place = point.encode().decode("unicode_escape")  # a space is \\040 there
+        is_in = os.path.commonpath([real, place]) == place
+        if is_in and len(place) >= len(found):  # of several on one place the last one counts
+            found, kind = place, its
+    return kind in ("tmpfs", "ramfs")

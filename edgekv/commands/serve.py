@@ -198,7 +198,10 @@ OPTIONS: tuple[Decorator, ...] = (
         env="EDGEKV_CACHE_DISK_SIZE",
         metavar="SIZE",
         callback=size,
-        help="Size of that folder at most; without it 16GiB.",
+        help=(
+            "Size of that folder at most, and of the archives of conversations that wait in memory"
+            " (--kv-archive); without it 16GiB."
+        ),
     ),
     _option(
         "--max-queue",

@@ -50,7 +50,8 @@ def best(
 
     def order(x: Entry) -> tuple[object, ...]:
         named = name is not None and x.name == name
-        return usable(x), named, x is now, x.parked is not None, x.last_used
+        n = usable(x)
+        return n, named, n >= x.least, x is now, x.parked is not None, x.last_used
 
     first = max(known, key=order)
     n = usable(first)
@@ -68,7 +69,7 @@ def _by_text(llm: Holder, prompt: NDArray[np.int32], known: Sequence[Entry], fou
         return found
     near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
     for x in near[:N_NEAR]:
-        met = same_text(llm, prompt, x.tokens, x.least)
+        met = same_text(llm, prompt, x.tokens, x.first)
         if met and met[0] > found.n and _is_worth(llm, x, *met):
             found = Best(x, *met)
     return found

@@ -67,11 +67,11 @@ class Checkpoints:
         """
         assert llm.engine is not None
         info = llm.engine.store.memory()
-        if info.n_past == 0 or info.fixed > self._prompt_end > 0 or info.can_go_back:
+        if info.n_past == 0 or info.exact > self._prompt_end > 0:
             return
         if llm.pool is not None:
             llm.pool.keep_beginning(llm)
-        if llm.pool is not None or not self.are_on:
+        if llm.pool is not None or not self.are_on or info.goes_anywhere:
             return
         others = [x for x in self._saved if x.fixed != info.fixed]
         self._saved = [*others, _Saved(state.take(llm), info.fixed)][-N_STATES:]

@@ -28,11 +28,13 @@ class Reach:
     """How far a conversation can be taken back.
 
     least: fewest tokens that a conversation can be taken back to; mark: one smaller number that
-    it can be taken back to as well, -1 if there is none.
+    it can be taken back to as well, -1 if there is none; anywhere: it can by its archive go further
+    back, where it is not what it was: answers are as near to the full cache's, and not the same.
     """
 
     least: int
     mark: int = -1
+    anywhere: bool = False
 
 
 class Parked(Protocol):
@@ -40,6 +42,11 @@ class Parked(Protocol):
 
     @property
     def n_bytes(self) -> int: ...
+
+    @property
+    def n_bytes_archive(self) -> int:
+        """Of the file of its archive."""
+        ...
 
     @property
     def reach(self) -> Reach: ...
@@ -74,7 +81,13 @@ class Copy:
 
     @property
     def n_bytes(self) -> int:
-        return self.taken.n_bytes + _past_bytes(self.taken.past)
+        archive = self.taken.archive
+        index = archive.info.n_bytes_memory if archive else 0
+        return self.taken.n_bytes + _past_bytes(self.taken.past) + index
+
+    @property
+    def n_bytes_archive(self) -> int:
+        return self.taken.archive.info.n_bytes if self.taken.archive else 0
 
     def put(self, llm: Holder) -> bool:
         return state.put(llm, self.taken, is_ours=True)
@@ -102,6 +115,10 @@ class Aside:
     def n_bytes(self) -> int:
         return self.place.n_bytes + _past_bytes(self.past)
 
+    @property
+    def n_bytes_archive(self) -> int:
+        return self.place.n_bytes_archive
+
     def put(self, llm: Holder) -> bool:
         try:
             self.place.swap(llm.ctx)
@@ -115,7 +132,8 @@ class Aside:
 
     def state(self, llm: Holder) -> State:
         with shown(llm, self.place):
-            return State(self.tokens, state.data_of(llm), self.past.copy())
+            data = state.data_of(llm)
+            return State(self.tokens, data, self.past.copy(), native.Archive.take(llm.ctx))
 
     @property
     def rows(self) -> Place:
@@ -170,6 +188,11 @@ def size(llm: Holder) -> int:
     return n_bytes + _past_bytes(llm.engine.turn.past)
 
 
+def archive_size(llm: Holder) -> int:
+    """Bytes of the archive of the conversation of `llm`."""
+    return 0 if llm.engine is None else llm.engine.store.memory().bytes_archive
+
+
 def _past_bytes(past: Past | None) -> int:
     return past.n_bytes if past else 0
 
@@ -194,7 +217,8 @@ def reach_of_copy(llm: Holder) -> Reach:
     has the last windows only, and of a mark it knows nothing.
     """
     has_windows = llm.engine is None and llama_cpp.llama_model_n_swa(llm.model) > 0
-    return Reach(llm.n_tokens if has_windows else reach(llm).least)
+    now = reach(llm)
+    return Reach(llm.n_tokens if has_windows else now.least, anywhere=now.anywhere)
 
 
 def reach(llm: Holder) -> Reach:
@@ -202,12 +226,21 @@ def reach(llm: Holder) -> Reach:
     if llm.engine is None:
         return Reach(_reach_whole(llm))
     store, info = llm.engine.store, llm.engine.store.memory()
-    least = info.fixed
+    least = info.exact
     for il, layer in enumerate(store.layers):
         if layer.n_swa and layer.n_head_kv and store.length(il)[0]:
             oldest = int(store.positions(il, 0)[0])
             least = max(least, oldest + layer.n_swa - 1 if oldest > 0 else 0)
-    return Reach(min(least, llm.n_tokens), info.n_mark if info.n_mark >= info.boundary else -1)
+    mark = info.n_mark if info.n_mark >= info.boundary else -1
+    return Reach(min(least, llm.n_tokens), mark, info.goes_anywhere)
+
+
+def archives_all(llm: Holder) -> bool:
+    """Whether archives of `llm` have the rows of all layers, and conversations go back anywhere."""
+    kv = llm.engine
+    if kv is None or kv.settings.archive_folder is None or kv.recurs:
+        return False
+    return all(x.selects or not x.n_head_kv for x in kv.store.layers)
 
 
 def _reach_whole(llm: Holder) -> int:

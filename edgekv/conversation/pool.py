@@ -21,8 +21,8 @@ from edgekv.conversation.aside import aside
 from edgekv.conversation.best import Best, best
 from edgekv.conversation.losses import Losses
 from edgekv.conversation.parked import Parked
-from edgekv.conversation.settings_digest import settings_of
-from edgekv.conversation.shelf import Shelf, note_of
+from edgekv.conversation.settings_digest import base_of, settings_of
+from edgekv.conversation.shelf import Shelf, is_of, note_of
 from edgekv.conversation.state import State
 from edgekv.conversation.talk import End, Entry, Talk
 from edgekv.errors import BadInput, EdgeKVError
@@ -52,7 +52,8 @@ class Conversations:
 
     cache_ram: bytes that waiting conversations may take; None: 8 GiB, or half of what the machine
     has free if that is less. cache_disk: a folder for what does not fit, and for `flush`; None:
-    what does not fit is forgotten. cache_disk_size: bytes of its files together; None: 16 GiB.
+    what does not fit is forgotten. cache_disk_size: bytes of its files together, and of the
+    archives of conversations that wait in memory; None: 16 GiB.
 
     Files of another model, method, ratio or version are left alone; damaged ones are removed.
     Raises BadInput if the model has conversations already, or the folder cannot be made.
@@ -75,12 +76,7 @@ class Conversations:
         with llm.guard.use():
             if llm.pool is not None:
                 raise BadInput("this model has conversations already: close them first")
-            if llm.engine is not None and llm.engine.settings.archive_folder is not None:
-                raise BadInput(
-                    "an archive is for one conversation, which is used alone: leave kv_archive and"
-                    " kv_recall out"
-                )
-            self._llm, self._cache_ram = llm, cache_ram
+            self._llm, self._cache_ram, self._most_archived = llm, cache_ram, cache_disk_size
             self._settings: tuple[object, str] = (None, "")
             self.losses = Losses(is_usual=cache_ram == 0 and cache_disk is None)
             self._shelf = None if cache_disk is None else Shelf(cache_disk, cache_disk_size)
@@ -105,6 +101,13 @@ class Conversations:
     def n_bytes(self) -> int:
         """Bytes of memory that waiting conversations and beginnings take; at most cache_ram."""
         return sum(entry.n_bytes for entry in self._waiting)
+
+    @property
+    def n_bytes_archive(self) -> int:
+        """Of disk that the archives of waiting conversations take, what several have in common
+        counted several times; at most cache_disk_size.
+        """
+        return sum(entry.n_bytes_archive for entry in self._waiting)
 
     @property
     def current_id(self) -> str:
@@ -422,6 +425,7 @@ class Conversations:
         """The current conversation is as `entry`, and apart from it."""
         now = self._current
         now.tokens, now.least, now.mark = entry.tokens, entry.least, entry.mark
+        now.anywhere = entry.anywhere
         now.prompt, now.last, now.turn = entry.prompt, entry.last, entry.turn
 
     def _store_if_one(self, entry: Entry, taken: Callable[[], Parked]) -> None:
@@ -439,12 +443,16 @@ class Conversations:
         if not entry.is_boundary and (values := parked.logits(self._llm)) is not None:
             entry.last = End(entry.tokens, values)
         n_bytes = parked.size(self._llm) + entry.tokens.nbytes + 8 * self._llm.n_vocab()
+        n_archive = parked.archive_size(self._llm)
         entry.set_reach(parked.reach_of_copy(self._llm))
-        if n_bytes <= self._cache_ram:
-            self._make_room(n_bytes)
+        if n_bytes <= self._cache_ram and n_archive <= self._most_archived:
+            self._make_room(n_bytes, n_archive)
             why = self._take(entry, taken)
         elif entry.path is None:
             why = f"it takes {n_bytes:,} bytes, more than cache_ram"
+            if n_bytes <= self._cache_ram:
+                why = f"its archive takes {n_archive:,} bytes, more than cache_disk_size"
+            n_bytes += n_archive
             why = self._written(entry, n_bytes, lambda: state.take(self._llm), why)
         else:
             why = ""
@@ -467,9 +475,16 @@ class Conversations:
         entry.set_reach(entry.parked.reach)
         return ""
 
-    def _make_room(self, n_bytes: int) -> None:
-        """n_bytes more fit into memory."""
-        while self.n_bytes + n_bytes > self._cache_ram:
+    def _make_room(self, n_bytes: int, n_archive: int = 0) -> None:
+        """n_bytes more fit into memory, and n_archive of archives on the disk."""
+
+        def is_full() -> bool:
+            if self.n_bytes + n_bytes > self._cache_ram:
+                return True
+            archives = self.n_bytes_archive + n_archive
+            return n_archive > 0 and archives > self._most_archived
+
+        while is_full():
             oldest = min((x for x in self._waiting if x.parked), key=lambda x: x.last_used)
             why = self._write(oldest)
             oldest.leave_memory()
@@ -486,7 +501,8 @@ class Conversations:
         if entry.settings != self._key():  # a file says what the model is like now
             return "it is of other settings than the model now"
         why = "cache_ram is full"
-        return self._written(entry, entry.n_bytes, lambda: waiting.state(self._llm), why)
+        n_bytes = entry.n_bytes + entry.n_bytes_archive
+        return self._written(entry, n_bytes, lambda: waiting.state(self._llm), why)
 
     def _written(self, entry: Entry, n_bytes: int, taken: Callable[[], State], why: str) -> str:
         """Have a file of a conversation. Returns why there is none; why: it cannot be in memory."""
@@ -614,7 +630,7 @@ class Conversations:
             why = SEVERAL
         else:
             entry.set_reach(parked.reach_of_copy(self._llm))
-            n_bytes = parked.size(self._llm)
+            n_bytes = parked.size(self._llm) + parked.archive_size(self._llm)
             why = self._written(entry, n_bytes, lambda: state.take(self._llm), "")
         self._forget_gone()
         return why.removeprefix("; ")
@@ -633,7 +649,7 @@ class Conversations:
                 self.make_current(entry.id)
                 entry.set_reach(parked.reach_of_copy(self._llm))
             taken = (lambda: waits.state(self._llm)) if waits else (lambda: state.take(self._llm))
-            session.write(self._llm, path, taken, note_of(entry))
+            session.write(self._llm, path, taken, note_of(self._llm, entry))
             return len(entry.tokens)
 
     def open_file(
@@ -670,7 +686,7 @@ class Conversations:
             return self._talk(now)
 
     def _check_settings(self, note: Any, path: str) -> None:
-        if not isinstance(note, dict) or note.get("settings") != self._key():
+        if not is_of(note, self._key(), base_of(self._llm)):
             raise BadInput(
                 f"'{path}' was saved with another method, other limits or another version of"
                 " edgekv: save the conversation again"

@@ -3,7 +3,8 @@
 One file holds all of a conversation: a line `edgekv session 3`, a line of JSON (of which model and
 cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
 remembers (`edgekv.conversation.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of
-all of that. What it says is checked before anything changes.
+all of that. With an archive it is `edgekv session 4`: the line of JSON has its sizes, and its rows
+stand before the SHA-256. What a file says is checked before anything changes.
 """
 
 from __future__ import annotations
@@ -11,30 +12,35 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import native
 from edgekv.base import files
 from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.conversation import remembered, state, whole_state
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.model import facts
 from edgekv.model.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
 
+log = logging.getLogger("edgekv")
+
 NONE, AGAIN = "is no saved conversation", "save the conversation again"
 """What is said of files that are none, or not any more."""
 KIND = b"edgekv session "
-MAGIC = KIND + b"3\n"
+MAGIC, WITH_ARCHIVE = KIND + b"3\n", KIND + b"4\n"
 PRIVATE = 0o600
 """Permissions of a file: it holds what somebody wrote."""
 _HEADER = 1 << 16  # most bytes of the line of JSON
@@ -50,6 +56,8 @@ _ROPE = (
     "yarn_orig_ctx",
 )
 _SIZES = ("n_tokens", "n_note", "n_state")
+_ARCHIVE = ("n_tokens", "n_known", "n_judged", "n_bytes")
+"""What the line of JSON says of an archive (`edgekv_archive_info` in edgekv.h)."""
 _CACHE = ("type_k", "type_v", "flash_attn", "compressed")
 """What of a file's header can be had by a new context of the same model."""
 _WRONG = {
@@ -130,10 +138,15 @@ def write(
             "n_state": now.n_bytes,
             "memory": now.past and remembered.described(now.past),
         }
+        rows: Iterable[Any] = []
+        if now.archive:
+            header["archive"] = {name: getattr(now.archive.info, name) for name in _ARCHIVE}
+            rows = now.archive.pieces()
         line = json.dumps(header).encode() + b"\n"
         layers = llm.engine.store.layers if llm.engine else []
         arrays = remembered.arrays(now.past, layers) if now.past else []
-        _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
+        magic = WITH_ARCHIVE if now.archive else MAGIC
+        _write(f, chain([magic, line, said, now.tokens.astype("<i4"), *arrays, now.data], rows))
 
 
 def _savable(llm: Holder, now: state.State) -> state.State:
@@ -148,7 +161,7 @@ def _savable(llm: Holder, now: state.State) -> state.State:
     return now
 
 
-def _write(f: BinaryIO, parts: list[Any]) -> None:
+def _write(f: BinaryIO, parts: Iterable[Any]) -> None:
     digest = hashlib.sha256()
     for part in parts:
         f.write(part)
@@ -183,12 +196,15 @@ def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
 
 
 def read(llm: Holder, path: str | Path) -> state.State:
-    """The conversation in a file, whatever `llm` holds. Raises BadInput as `load`."""
+    """The conversation in a file without its archive, whatever `llm` holds. Raises BadInput as
+    `load`.
+    """
     with files.opened(path) as f:
-        return _read(llm, f, str(path)).state
+        return _read(llm, f, str(path), archives=False).state
 
 
-def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
+def _read(llm: Holder, f: BufferedReader, path: str, archives: bool = True) -> _File:
+    """archives: the archive is wanted too."""
     try:
         reader = _Reader(f)
         header = _header(reader, path)
@@ -198,7 +214,7 @@ def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
                 f"'{path}' holds {header['n_tokens']:,} tokens, this context {llm.n_ctx():,}: "
                 f"give a larger -c, {whole_ctx(header['n_tokens'] + CTX_STEP)} or more"
             )
-        return _body(llm, reader, header)
+        return _body(llm, reader, header, archives)
     except BadInput:
         raise
     except (ValueError, EOFError) as error:
@@ -346,20 +362,34 @@ class _Reader:
 def _header(reader: _Reader, path: str) -> dict[str, Any]:
     """The line of JSON, with the names and the types that it must have."""
     magic = reader.line(len(MAGIC))
-    if magic != MAGIC:
+    if magic not in (MAGIC, WITH_ARCHIVE):
         raise BadInput(
             f"'{path}' was saved by another version of edgekv; {AGAIN}"
             if magic.startswith(KIND)
             else f"'{path}' {NONE}"
         )
     header = _parsed(reader.line(_HEADER), "header")
-    if type(header) is not dict or set(header) != {*_WRONG, "compressed", "memory", *_SIZES}:
+    names = {*_WRONG, "compressed", "memory", *_SIZES}
+    if magic == WITH_ARCHIVE:
+        names.add("archive")
+    if type(header) is not dict or set(header) != names:
         raise ValueError("its header has other names")
-    if any(
-        type(header[name]) is not int or not 0 <= header[name] <= reader.left for name in _SIZES
-    ):
-        raise ValueError("its sizes are out of range")
+    _check_sizes(reader, header, _SIZES)
+    if magic == WITH_ARCHIVE:
+        its = header["archive"]
+        if type(its) is not dict or set(its) != set(_ARCHIVE):
+            raise ValueError("its archive has other names")
+        _check_sizes(reader, its, _ARCHIVE)
+        n = its["n_tokens"]
+        if not max(its["n_known"], its["n_judged"]) <= n <= header["n_tokens"]:
+            raise ValueError("its archive's sizes are out of range")
     return header
+
+
+def _check_sizes(reader: _Reader, header: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises ValueError for sizes that no file of this length has."""
+    if any(type(header[x]) is not int or not 0 <= header[x] <= reader.left for x in names):
+        raise ValueError("its sizes are out of range")
 
 
 def _parsed(data: bytes, what: str) -> Any:
@@ -394,19 +424,21 @@ def _said(name: str, header: dict[str, Any]) -> str:
     return (facts.type_name(header[name]) or "with the same type") if is_type else ""
 
 
-def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
+def _body(llm: Holder, reader: _Reader, header: dict[str, Any], archives: bool) -> _File:
     """What stands behind the header. Raises ValueError or EOFError if the header says otherwise."""
     form = remembered.layout(header["memory"], llm.engine.store.layers) if llm.engine else {}
     if not llm.engine and header["memory"] is not None:
         raise ValueError("it is of no compressed conversation")
     n_tokens, n_note, n_state = (header[name] for name in _SIZES)
     n_memory = remembered.n_bytes(form)
-    if reader.left != n_note + 4 * n_tokens + n_memory + n_state + _DIGEST:
+    n_archive = header["archive"]["n_bytes"] if "archive" in header else 0
+    if reader.left != n_note + 4 * n_tokens + n_memory + n_state + n_archive + _DIGEST:
         raise ValueError("its sizes do not add up")
     said = reader.into(bytearray(n_note))
     tokens = reader.into(np.empty(n_tokens, "<i4"))
     arrays = reader.into(bytearray(n_memory))
     data = reader.into((ctypes.c_uint8 * n_state)())
+    archive = _archive(llm, reader, header["archive"], archives) if n_archive else None
     if not reader.is_whole():
         raise ValueError("its checksum does not match")
     _check_tokens(llm, tokens)
@@ -415,7 +447,33 @@ def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
     memory = (
         remembered.remembered(header["memory"], form, memoryview(arrays)) if llm.engine else None
     )
-    return _File(_parsed(said, "note"), state.State(tokens.astype(np.int32), data, memory))
+    now = state.State(tokens.astype(np.int32), data, memory, archive)
+    return _File(_parsed(said, "note"), now)
+
+
+def _archive(
+    llm: Holder, reader: _Reader, its: dict[str, Any], is_wanted: bool
+) -> native.Archive | None:
+    """The archive in a file; None where `llm` has none, and where there is no room for it: the
+    conversation goes on without.
+    """
+    end, archive = reader.left - its["n_bytes"], None
+    try:
+        if is_wanted and llm.engine and llm.engine.settings.archive_folder is not None:
+            archive = native.Archive.new(llm.ctx, its["n_tokens"], its["n_known"])
+            if sum(archive.sizes()) != its["n_bytes"]:
+                raise ValueError("its archive is of another size")
+            for i, n in enumerate(archive.sizes()):
+                archive.put_piece(i, reader.into((ctypes.c_uint8 * n)()))
+            archive.index(llm.ctx, its["n_judged"])
+    except BadInput as error:
+        raise ValueError(error) from None
+    except EdgeKVError as error:
+        log.warning("edgekv: %s", error)
+        archive = None
+    while reader.left > end:
+        reader.into(bytearray(min(reader.left - end, 1 << 20)))
+    return archive
 
 
 def _check_tokens(llm: Holder, tokens: NDArray[np.int32]) -> None:

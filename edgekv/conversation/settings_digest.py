@@ -22,7 +22,7 @@ _SAID = ("ratio", "tokens", "n_bytes", "memory", "sink", "window", "min_tokens",
 _FREE = {
     *("budget", "budget_mb", "method", "profile"),  # which are said in other words
     *("hidden", "prefill_memory", "fast_prefill", "checkpoints"),  # which leave answers alone
-    *("archive", "recall"),  # whose conversations do not take turns
+    "archive",  # a place; that there is an archive is said
 }
 """Options that are not said. Any other one is, where it is not at its default: then conversations
 that were saved before there was the option still belong to caches without it.
@@ -33,7 +33,24 @@ def settings_of(llm: Holder) -> str:
     """A digest of versions, method and limits. Model, adapters and cache types are the file's
     business, see `edgekv.conversation.session`.
     """
-    said = {"version": __version__, "abi": ABI, "llama.cpp": _commit()} | _method(llm)
+    return _digest(_build() | _method(llm))
+
+
+def base_of(llm: Holder) -> str:
+    """A digest of what a conversation with an archive must have in common with a cache: the next
+    prompt chooses anew what stays in memory, by whatever method and limits. Empty without an
+    archive.
+    """
+    if llm.engine is None or llm.engine.settings.archive_folder is None:
+        return ""
+    return _digest(_build())
+
+
+def _build() -> dict[str, Any]:
+    return {"version": __version__, "abi": ABI, "llama.cpp": _commit()}
+
+
+def _digest(said: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -48,11 +65,13 @@ def _method(llm: Holder) -> dict[str, Any]:
         return {}
     s = llm.engine.settings
     score, budget = s.preset.score, s.preset.budget
+    is_archived = {"archive": True} if s.archive_folder is not None else {}
     others = [one for one in fields(KVConfig) if one.name not in {*_SAID, *_FREE}]
     more = {x.name: value for x in others if (value := getattr(s, x.name)) != x.default}
     return (
         {name: getattr(s, name) for name in _SAID}
         | more
+        | is_archived
         | {
             "method": [s.preset.name, score.name, budget.name, s.preset.query_source],
             "parameters": repr((s.preset.params, getattr(budget, "params", None), s.preset.merge)),

@@ -18,7 +18,8 @@ import numpy as np
 from edgekv.base.files import expanded
 from edgekv.conversation import session
 from edgekv.conversation.losses import Losses
-from edgekv.conversation.settings_digest import settings_of
+from edgekv.conversation.parked import archives_all
+from edgekv.conversation.settings_digest import base_of, settings_of
 from edgekv.conversation.state import State
 from edgekv.conversation.talk import Entry
 from edgekv.errors import BadInput
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 OTHERS = "it is of another method, of other limits, or of another version of edgekv"
 SUFFIX = ".kvtalk"
 NOTE = {"settings", "least", "name", "is_boundary"}
-"""What each note says; newer ones also say `turn`."""
+"""What each note says."""
+NEWER = {"turn", "base"}
+"""What newer ones say besides."""
 LOOK_S = 1.0
 """Seconds after which the folder is looked at again."""
 _OVERHEAD = 1 << 17
@@ -60,17 +63,22 @@ class Shelf:
         """What an earlier process left for this model and these settings. losses: are told of the
         other files, which stay.
         """
-        settings = settings_of(llm)
+        settings, base = settings_of(llm), base_of(llm)
         self._look()
-        for path, found in list(self._files.items()):
+        for path, file in list(self._files.items()):
             try:
-                entry = _entry(session.beginning(path, llm), path, found.st_mtime)
+                found = session.beginning(path, llm)
+                entry = _entry(found, path, file.st_mtime)
             except session.Damaged as error:
                 losses.refuse(str(path), str(error))
                 continue
             except BadInput as error:  # of another model, or of another version
                 losses.refuse(str(path), str(error), logging.INFO)
                 continue
+            if entry and "archive" in found.header and is_of(found.note, settings, base):
+                entry.settings = settings
+            if entry and "archive" in found.header:
+                entry.anywhere = archives_all(llm)
             if entry is None or entry.settings != settings:
                 losses.refuse(str(path), OTHERS, logging.INFO)
             elif len(entry.tokens) > llm.n_ctx():
@@ -90,7 +98,7 @@ class Shelf:
         path = self._place(entry)
         self._make_room(n_bytes + entry.tokens.nbytes + _OVERHEAD, path)
         try:
-            session.write(llm, path, taken, note_of(entry), is_synced=False)
+            session.write(llm, path, taken, note_of(llm, entry), is_synced=False)
         except MemoryError:
             raise BadInput("there is no memory to write it") from None
         self._mine[path], entry.path = entry, path
@@ -193,7 +201,7 @@ class Shelf:
             os.utime(path, (when, when))
 
 
-def note_of(entry: Entry) -> dict[str, Any]:
+def note_of(llm: Holder, entry: Entry) -> dict[str, Any]:
     """What a file's note says of a conversation."""
     return {
         "settings": entry.settings,
@@ -201,13 +209,23 @@ def note_of(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "is_boundary": entry.is_boundary,
         "turn": list(entry.turn),
+        "base": base_of(llm),
     }
+
+
+def is_of(note: Any, settings: str, base: str) -> bool:
+    """Whether a prompt may go on from a conversation whose file says this. base: see
+    `edgekv.conversation.settings_digest.base_of`.
+    """
+    if not isinstance(note, dict):
+        return False
+    return note.get("settings") == settings or (base != "" and note.get("base") == base)
 
 
 def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
     """The conversation in a file. None if its note is not one of ours."""
     note, n = found.note, len(found.tokens)
-    if not isinstance(note, dict) or set(note) - {"turn"} != NOTE:
+    if not isinstance(note, dict) or set(note) - NEWER != NOTE:
         return None
     least, name, turn = note["least"], note["name"], note.get("turn", [0, 0])
     if (

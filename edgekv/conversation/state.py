@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError, StepFailed
-from edgekv.native import check_finite, llama_cpp
+from edgekv.native import Archive, check_finite, llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
@@ -23,12 +23,14 @@ class State:
     """A copy of a conversation: what it takes to go on from it.
 
     tokens: int32 [n_tokens]; data: llama.cpp's state of sequence 0, a ctypes array of bytes;
-    past: what the engine knows besides, None where nothing is compressed.
+    past: what the engine knows besides, None where nothing is compressed; archive: the rows of all
+    tokens, None if the conversation has none.
     """
 
     tokens: NDArray[np.int32]
     data: Any
     past: Past | None
+    archive: Archive | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -46,8 +48,9 @@ def take(llm: Holder) -> State:
             "this conversation was taken back to where its cache cannot go back to: reset it"
         )
     data = data_of(llm)
-    past = None if llm.engine is None else llm.engine.turn.past.copy()
-    return State(llm.tokens, data, past)
+    if llm.engine is None:
+        return State(llm.tokens, data, None)
+    return State(llm.tokens, data, llm.engine.turn.past.copy(), Archive.take(llm.ctx))
 
 
 def data_of(llm: Holder) -> Any:
@@ -127,6 +130,8 @@ def put(llm: Holder, state: State, is_ours: bool = False) -> bool:
     if n_read == 0:
         return False
     adopt(llm, state.tokens, state.past.copy() if state.past else None)
+    if state.archive is not None:
+        state.archive.put(llm.ctx)
     return bool(n_read == len(state.data))
 
 

@@ -52,6 +52,8 @@ class Entry:
     """Fewest tokens that the conversation can be taken back to."""
     mark: int = -1
     """A number of tokens below `least` that the conversation can go back to as well; -1: none."""
+    anywhere: bool = False
+    """The conversation goes back to any number, below `least` by its archive."""
     name: str | None = None
     is_boundary: bool = False
     is_kept: bool = False
@@ -76,13 +78,23 @@ class Entry:
         ends = sum(x.logits.nbytes for x in (self.prompt, self.last) if x)
         return self.parked.n_bytes + self.tokens.nbytes + ends if self.parked else 0
 
+    @property
+    def n_bytes_archive(self) -> int:
+        """Of disk, while it waits in memory."""
+        return self.parked.n_bytes_archive if self.parked else 0
+
     def leave_memory(self) -> None:
         """A file is all that is left; it knows of no mark and no logits."""
         self.parked = self.prompt = self.last = None
         self.mark = -1
 
     def set_reach(self, reach: Reach) -> None:
-        self.least, self.mark = reach.least, reach.mark
+        self.least, self.mark, self.anywhere = reach.least, reach.mark, reach.anywhere
+
+    @property
+    def first(self) -> int:
+        """Fewest tokens that it can be taken back to by any way."""
+        return 0 if self.anywhere else self.least
 
     def end_of(self, tokens: NDArray[np.int32]) -> End | None:
         """The logits behind a prompt, if they are there, and it can be taken back to the prompt."""
@@ -102,7 +114,7 @@ class Entry:
         shared = min(n_shared(tokens, self.tokens), len(tokens) - 1)
         if self.is_known(tokens, shared):
             return self.turn[0]  # its last token alone would get other logits
-        if shared >= max(self.least, 1):
+        if shared >= max(self.first, 1):
             return shared
         return self.mark if 0 < self.mark <= shared else 0
 
@@ -111,7 +123,7 @@ class Entry:
         from where it was.
         """
         begin, end = self.turn
-        is_there = begin == 0 or self.least <= begin <= n_have
+        is_there = begin == 0 or self.first <= begin <= n_have
         return is_there and len(tokens) == end == n_have + 1
 
     def covers(self, other: Entry) -> bool:

@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.base.machine import lies_in_memory
 from edgekv.base.stats import Progress, StageClock
 from edgekv.choice.settings import Settings
 from edgekv.engine.observer import QueryObserver
 from edgekv.engine.past import Past
 from edgekv.engine.prompt_centroids import PromptCentroids
 from edgekv.engine.turn import EngineTurn
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import BadInput, EdgeKVError, StepFailed, Unsupported
 from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, Surroundings, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
@@ -79,7 +80,18 @@ class Engine:
             raise BadInput(
                 f"{folder} cannot be made ({error.strerror}); name another folder"
             ) from None
-        self.store.archive(folder, self.settings.recall, self.index_bits)
+        try:
+            self.store.archive(folder, self.settings.recall, self.index_bits)
+        except Unsupported:
+            raise
+        except EdgeKVError as error:
+            raise BadInput(f"{error}; name another folder with --kv-archive") from None
+        if lies_in_memory(folder):
+            log.warning(
+                "edgekv: the archive takes memory, because %s is a tmpfs: name a folder on a disk"
+                " (--kv-archive)",
+                folder,
+            )
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -93,19 +105,22 @@ class Engine:
         allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is
         then as before.
         """
-        had_archive = self.store.memory().has_archive
+        had_archive, is_empty = self.store.memory().has_archive, not self.kept().any()
         try:
             self._prefill(tokens, progress, recent)
         except EdgeKVError as error:
             if not had_archive or self.store.memory().has_archive:
                 raise
-            log.warning("edgekv: %s", error)
+            if is_empty:  # memory has nothing to go on with
+                native.clear(self.ctx)
+                raise StepFailed(f"{error}; the conversation is lost: send it again") from None
             self._prefill(tokens, progress, recent)  # behind what memory has
-        if self.settings.archive_folder is not None and not self.store.memory().has_archive:
-            if not self.turn.lost_archive:
-                log.warning(
-                    "edgekv: this conversation has no archive; it goes on with what memory has"
-                )
+        why = self.settings.archive_folder and self.store.why_no_archive()
+        if why and not self.turn.lost_archive:
+            log.warning(
+                "edgekv: this conversation has no archive (%s); it goes on with what memory has",
+                why,
+            )
             self.turn.lost_archive = True
 
     def _prefill(self, tokens: Sequence[int], progress: Progress | None, recent: bool) -> None:

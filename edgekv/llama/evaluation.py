@@ -163,7 +163,24 @@ class Evaluation(LoadedModel):
                     self.reset()
                 else:
                     state.put(self, before)
+            if state.n_cached(self) < self.n_tokens:
+                self.reset()
             raise
+
+    def _kv_with_window(self, kv: Engine, tokens: list[int]) -> list[int]:
+        """`tokens` of a prompt; with an archive behind so many before them that the queries of a
+        whole window choose what stays, as where a text is read anew. The conversation is taken back
+        by those.
+        """
+        info, n_more = kv.store.memory(), kv.settings.window - len(tokens)
+        if not info.has_archive or info.fixed or n_more <= 0 or self.n_tokens < 2:
+            return tokens
+        n = max(self.n_tokens - n_more, 1)
+        before = self.input_ids[n : self.n_tokens].tolist()
+        self._ctx.kv_cache_seq_rm(-1, n, -1)
+        self.n_tokens = n
+        self.n_evaluated += len(before)
+        return [*before, *tokens]
 
     def _kv_read(self, kv: Engine, tokens: list[int], n_before: int, n_all: int) -> None:
         """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that
@@ -172,6 +189,7 @@ class Evaluation(LoadedModel):
         if len(tokens) > self.n_batch or kv.is_prompt(len(tokens)):
             self.turn.checkpoints.save(self)
             share = len(tokens) / n_all
+            tokens = self._kv_with_window(kv, tokens)
             kv.prefill(
                 tokens,
                 lambda done, total: self._kv_report(n_before + share * n_all * done / total, n_all),

@@ -6,6 +6,7 @@ stock `llama_cpp` in the same process is another library.
 
 from __future__ import annotations
 
+from edgekv.native.archive import Archive
 from edgekv.native.bindings import llama_cpp
 from edgekv.native.context import (
     OUTPUTS,
@@ -33,6 +34,7 @@ from edgekv.native.store import LayerInfo, MemoryInfo, Store
 __all__ = [
     "HIDDEN",
     "OUTPUTS",
+    "Archive",
     "LayerInfo",
     "MemoryInfo",
     "Observer",

@@ -102,6 +102,12 @@ class CMemoryInfo(Structure):
     ]
 
 
+class CArchiveInfo(Structure):
+    _fields_ = [
+        (n, c_int64) for n in ("n_tokens", "n_known", "n_judged", "n_bytes", "n_bytes_memory")
+    ]
+
+
 class CContextBytes(Structure):
     _fields_ = [("cache", c_int64), ("compute", c_int64)]
 
@@ -182,6 +188,16 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("memory_get", c_int, P, POINTER(CMemoryInfo)),
     ("mark_tokens", c_int, P),
     ("archive_on", c_int, P, c_char_p, c_float, c_int),
+    ("archive_take", c_void_p, P),
+    ("archive_lost", c_char_p, P),
+    ("archive_new", c_void_p, P, POINTER(CArchiveInfo)),
+    ("archive_get", c_int, P, POINTER(CArchiveInfo)),
+    ("archive_piece_bytes", c_int64, P, I32),
+    ("archive_piece_get", c_int, P, I32, P),
+    ("archive_piece_put", c_int, P, I32, P),
+    ("archive_index", c_int, P, P, c_int64),
+    ("archive_put", c_int, P, P, c_bool),
+    ("archive_free", None, P),
     ("evict", c_int, P, I32, I32P, I32P),
     ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
     ("make_plain", c_int, P),
@@ -189,6 +205,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("parked_new", c_void_p, P),
     ("parked_swap", c_int, P, P),
     ("parked_bytes", c_int64, P),
+    ("parked_archive_bytes", c_int64, P),
     ("parked_free", None, P),
     ("prefill_begin", c_void_p, P, POINTER(CPrefillParams)),
     ("prefill_by_layer", c_bool, P),

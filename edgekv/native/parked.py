@@ -32,3 +32,8 @@ class Place:
     def n_bytes(self) -> int:
         """Bytes that the conversation here takes."""
         return int(lib.edgekv_parked_bytes(self._place))
+
+    @property
+    def n_bytes_archive(self) -> int:
+        """Of the file of its archive."""
+        return int(lib.edgekv_parked_archive_bytes(self._place))

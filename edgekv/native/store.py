@@ -87,9 +87,19 @@ class MemoryInfo:
     @property
     def fixed(self) -> int:
         """Tokens that cannot be taken back one by one."""
-        if self.bytes_recurrent:
-            return self.n_past
-        return 0 if self.can_go_back else self.boundary
+        return 0 if self.goes_anywhere else self.exact
+
+    @property
+    def goes_anywhere(self) -> bool:
+        """Whether the conversation can go back to any token, by its archive."""
+        return bool(self.can_go_back) and not self.bytes_recurrent
+
+    @property
+    def exact(self) -> int:
+        """Tokens behind which the cache can be what it was there, row for row: further back an
+        archive has other rows in memory.
+        """
+        return self.n_past if self.bytes_recurrent else self.boundary
 
 
 class Store:
@@ -140,6 +150,10 @@ class Store:
         Raises Unsupported for a model that has none, EdgeKVError if there can be no such file.
         """
         check(lib.edgekv_archive_on(self.ctx, folder.encode(), recall, index_bits))
+
+    def why_no_archive(self) -> str:
+        """Why the conversation has no archive any more; empty if it has one, or never had."""
+        return str(lib.edgekv_archive_lost(self.ctx).decode(errors="replace"))
 
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""

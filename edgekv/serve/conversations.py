@@ -185,6 +185,11 @@ class Turns:
         self._pool.erase(id)
 
     @property
+    def n_bytes_archive(self) -> int:
+        """Of the archives of conversations that wait."""
+        return self._pool.n_bytes_archive
+
+    @property
     def losses(self) -> dict[str, int]:
         """How many conversations were dropped, are not on disk, or were read again."""
         return dict(self._pool.losses.counts)

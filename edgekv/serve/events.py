@@ -75,13 +75,16 @@ class Written:
 class Cache:
     """What the conversation's cache holds: bytes, beside those of a full f16 cache.
 
-    conversation: a name that only this answer says.
+    conversation: a name that only this answer says; n_bytes_archive: of the file with the rows of
+    all its tokens, 0 if there is none; n_bytes_archives: of those of all conversations.
     """
 
     method: str
     n_bytes: int
     n_bytes_full: int
     conversation: str
+    n_bytes_archive: int = 0
+    n_bytes_archives: int = 0
 
 
 @dataclass(frozen=True)

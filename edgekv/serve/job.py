@@ -281,7 +281,12 @@ class Job:
     def _cache(self) -> Cache:
         stats = self._llm.kv_stats()
         return Cache(
-            stats.method, stats.n_bytes_used, stats.n_bytes_full, self._conversations.handle
+            stats.method,
+            stats.n_bytes_used,
+            stats.n_bytes_full,
+            self._conversations.handle,
+            stats.n_bytes_archive,
+            stats.n_bytes_archive + self._conversations.n_bytes_archive,
         )
 
     # ---- tokens

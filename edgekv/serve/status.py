@@ -214,3 +214,5 @@ def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
         about = "Bytes of the last conversation's cache"
         yield "edgekv:kv_bytes", "gauge", f"{about}.", totals.cache.n_bytes
         yield "edgekv:kv_bytes_full", "gauge", f"{about}, in full.", totals.cache.n_bytes_full
+        about = "Bytes of all conversations' archives, on disk."
+        yield "edgekv:archive_bytes", "gauge", about, totals.cache.n_bytes_archives

@@ -54,10 +54,12 @@ def input_tokens(n: int) -> dict[str, Any]:
 def cache(done: Done) -> dict[str, Any]:
     """edgekv's own field `kv`: what the conversation's cache takes, and would take in full."""
     kept = done.cache
+    archive = {"bytes_archive": kept.n_bytes_archive} if kept.n_bytes_archive else {}
     return {
         "method": kept.method,
         "bytes": kept.n_bytes,
         "bytes_full": kept.n_bytes_full,
+        **archive,
         "conversation": kept.conversation,
     }
 

@@ -175,6 +175,39 @@ LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 LLAMA_API int edgekv_archive_on(
     struct llama_context * ctx, const char * dir, float recall, int index_bits);
 
+// An archive apart from its conversation. Rows that two archives have in common are in one file
+// until one of both is written to there
+struct edgekv_archive;
+struct edgekv_archive_info {
+    int64_t n_tokens;     // whose rows it has
+    int64_t n_known;      // that the last prompt's end knew: these may be recalled
+    int64_t n_judged;     // whose keys the index goes by
+    int64_t bytes;        // in its file
+    int64_t bytes_memory; // of its index
+};
+// That of the conversation, for edgekv_archive_free; null if there is none, or no memory
+LLAMA_API struct edgekv_archive * edgekv_archive_take(const struct llama_context * ctx);
+// why the conversation has none any more; empty: it has, or never had
+LLAMA_API const char * edgekv_archive_lost(const struct llama_context * ctx);
+// An archive without rows for a context after edgekv_archive_on; bytes are not looked at
+LLAMA_API struct edgekv_archive * edgekv_archive_new(
+    struct llama_context * ctx, const struct edgekv_archive_info * info);
+LLAMA_API int edgekv_archive_get(const struct edgekv_archive * a, struct edgekv_archive_info * out);
+// Its rows are pieces: n_tokens of one tensor and KV head each. Bytes of one, -1 behind the last
+LLAMA_API int64_t edgekv_archive_piece_bytes(const struct edgekv_archive * a, int32_t i);
+LLAMA_API int edgekv_archive_piece_get(const struct edgekv_archive * a, int32_t i, void * rows);
+// EDGEKV_INVALID for rows that are no numbers
+LLAMA_API int edgekv_archive_piece_put(struct edgekv_archive * a, int32_t i, const void * rows);
+// the index of an archive whose pieces are there
+LLAMA_API int edgekv_archive_index(
+    struct llama_context * ctx, struct edgekv_archive * a, int64_t n_judged);
+// The conversation has this archive from now on; the argument stays the caller's. alone: the
+// conversation is the archive's tokens, of which no row is in memory: it is to be taken back by some
+// tokens, which are then read as a prompt
+LLAMA_API int edgekv_archive_put(
+    struct llama_context * ctx, const struct edgekv_archive * a, bool alone);
+LLAMA_API void edgekv_archive_free(struct edgekv_archive * a);
+
 // keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each
 // list in the order to be stored
 LLAMA_API int edgekv_evict(
@@ -201,6 +234,7 @@ LLAMA_API struct edgekv_parked * edgekv_parked_new(struct llama_context * ctx);
 // another context. After an error the place is as before
 LLAMA_API int edgekv_parked_swap(struct llama_context * ctx, struct edgekv_parked * p);
 LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p); // that it takes
+LLAMA_API int64_t edgekv_parked_archive_bytes(const struct edgekv_parked * p); // of its file
 LLAMA_API void edgekv_parked_free(struct edgekv_parked * p);
 
 // ---- prefill: a prompt, layer by layer

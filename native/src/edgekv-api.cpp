@@ -228,7 +228,7 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
             (int64_t) edgekv_recurrent_bytes(ctx->get_memory()), (int64_t) m.mark.n_bytes(),
             m.n_mark, s.archive ? s.archive->n_bytes() : 0,
             s.archive ? (int64_t) s.archive->n_bytes_memory() : 0, s.has_archive(), s.can_go_back(),
-            s.went_back, s.n_alike() };
+            s.archive && s.archive->went_back, s.n_alike() };
     });
 }
 
@@ -248,10 +248,10 @@ int edgekv_archive_on(llama_context * ctx, const char * dir, float recall, int i
                 };
         }
         m.archive_dir = dir ? dir : "";
-        edgekv_archive(m.store->layers, m.n_ctx, m.archive_dir, recall, index_bits); // there can be one
-        m.archives = true;
         m.recall = recall;
         m.index_bits = index_bits;
+        m.new_archive(); // there can be one
+        m.archives = true;
     });
 }
 
@@ -390,6 +390,97 @@ int edgekv_parked_swap(llama_context * ctx, edgekv_parked * p) {
     return guard([&] { given(p).swap(idle(ctx)); });
 }
 
+// ---- archives apart from their conversation
+
+edgekv_archive * edgekv_archive_take(const llama_context * ctx) {
+    edgekv_archive * a = nullptr;
+    guard([&] {
+        const auto & s = store_of(ctx);
+        if (s.archive) a = new edgekv_archive(*s.archive);
+    });
+    return a;
+}
+
+edgekv_archive * edgekv_archive_new(llama_context * ctx, const edgekv_archive_info * info) {
+    edgekv_archive * a = nullptr;
+    guard([&] {
+        const auto & m = edgekv_memory_of((store_of(ctx), *ctx));
+        const auto & x = given(info);
+        if (!m.archives) throw edgekv_error { EDGEKV_INVALID, "this context has no archives" };
+        if (x.n_tokens < 0 || x.n_tokens > m.n_ctx || x.n_known < 0 || x.n_known > x.n_tokens ||
+            x.n_judged < 0 || x.n_judged > x.n_tokens)
+            throw edgekv_error { EDGEKV_INVALID, "the archive's numbers are out of range" };
+        auto fresh = m.new_archive();
+        fresh->n_tokens = (llama_pos) x.n_tokens;
+        fresh->n_known = (llama_pos) x.n_known;
+        a = fresh.release();
+    });
+    return a;
+}
+
+const char * edgekv_archive_lost(const llama_context * ctx) {
+    const auto * s = ctx ? edgekv_store_of(ctx->get_memory()) : nullptr;
+    return s && !s->archive ? s->lost_archive.c_str() : "";
+}
+
+int edgekv_archive_get(const edgekv_archive * a, edgekv_archive_info * out) {
+    return guard([&] {
+        const auto & x = given(a);
+        given(out) = { x.n_tokens, x.n_known, x.n_judged(), x.n_bytes(),
+            (int64_t) x.n_bytes_memory() };
+    });
+}
+
+int64_t edgekv_archive_piece_bytes(const edgekv_archive * a, int32_t i) {
+    return a && i >= 0 ? a->piece_bytes((size_t) i) : -1;
+}
+
+int edgekv_archive_piece_get(const edgekv_archive * a, int32_t i, void * rows) {
+    return guard([&] { given(a).get_piece((size_t) i, (char *) &given((char *) rows)); });
+}
+
+int edgekv_archive_piece_put(edgekv_archive * a, int32_t i, const void * rows) {
+    return guard([&] { given(a).put_piece((size_t) i, &given((const char *) rows)); });
+}
+
+int edgekv_archive_index(llama_context * ctx, edgekv_archive * a, int64_t n_judged) {
+    return guard([&] { given(a).index_again(store_of(ctx).layers, n_judged); });
+}
+
+int edgekv_archive_put(llama_context * ctx, const edgekv_archive * a, bool alone) {
+    return guard([&] {
+        auto * mem = idle(ctx);
+        auto & m = edgekv_memory_of((store_of(ctx), *ctx));
+        auto & s = *m.store;
+        auto mine = std::make_unique<edgekv_archive>(given(a));
+        if (mine->owner != m.id)
+            throw edgekv_error { EDGEKV_INVALID, "the archive is of another context" };
+        if (alone) {
+            if (edgekv_recurrent_of(mem) || !s.has_all_layers())
+                throw edgekv_error { EDGEKV_UNSUPPORTED,
+                    "an archive without rows of windows and states is not enough" };
+            mem->clear(false);
+            m.set_cells(mine->n_tokens);
+            s.n_past = s.boundary = mine->n_tokens;
+            mine->went_back = true;
+            s.archive = std::move(mine);
+            return;
+        }
+        mine->cut(s.n_past);
+        if (mine->n_tokens < s.boundary)
+            throw edgekv_error { EDGEKV_INVALID, "the archive ends too early" };
+        s.archive = std::move(mine);
+        s.lost_archive.clear();
+        ++s.version;
+        if (!s.archive->is_grouped()) edgekv_group(*ctx, s);
+    });
+}
+
+void edgekv_archive_free(edgekv_archive * a) { delete a; }
+
+int64_t edgekv_parked_archive_bytes(const edgekv_parked * p) {
+    return p ? p->n_bytes_archive() : 0;
+}
 int64_t edgekv_parked_bytes(const edgekv_parked * p) { return p ? (int64_t) p->n_bytes() : 0; }
 void edgekv_parked_free(edgekv_parked * p) { delete p; }
 

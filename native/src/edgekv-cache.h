@@ -35,6 +35,13 @@ struct edgekv_memory {
     std::string archive_dir;         // where
     float recall = 0;                // share of the tokens that a new one recalls from it
     int index_bits = 0;              // by which it finds them: see edgekv_index
+    // throws std::runtime_error if there can be no file for it
+    std::unique_ptr<edgekv_archive> new_archive() const {
+        auto fresh = std::make_unique<edgekv_archive>(
+            store->layers, n_ctx, archive_dir, recall, index_bits);
+        fresh->owner = id;
+        return fresh;
+    }
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens

@@ -32,7 +32,7 @@ void edgekv_parked::swap(llama_memory_i * mem) {
     std::swap(s.n_past, n_past);
     std::swap(s.boundary, boundary);
     std::swap(s.archive, archive);
-    std::swap(s.went_back, went_back);
+    std::swap(s.lost_archive, lost_archive);
     std::swap(s.n_bytes_peak, n_bytes_peak);
     std::swap(m.mark, mark);
     std::swap(m.n_mark, n_mark);

@@ -13,13 +13,14 @@ struct edgekv_parked {
     // one in the context may be gone. No prompt is being read, and no graph is at work
     void swap(llama_memory_i * mem);
     size_t n_bytes() const;
+    int64_t n_bytes_archive() const { return archive ? archive->n_bytes() : 0; }
 
 private:
     uint64_t owner; // the context's memory
     std::vector<std::unique_ptr<edgekv_layer>> layers;
     llama_pos n_past = 0, boundary = 0;
     std::unique_ptr<edgekv_archive> archive;
-    bool went_back = false;
+    std::string lost_archive;
     size_t n_bytes_peak = 0;
     edgekv_recurrent_state recurrent;
     edgekv_recurrent_state mark;

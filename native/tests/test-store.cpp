@@ -2,6 +2,7 @@
 // plain vectors after every step.
 //     test-store [seed] [number of steps]
 #include "check.h"
+#include "edgekv-error.h"
 #include "edgekv-store.h"
 #include "cpu/edgekv-cpu.h"
 
@@ -608,6 +609,53 @@ void test_waits() {
 
 } // namespace
 
+// two archives have their first tokens in one file, and neither writes over what the other has
+void test_branches(
+    edgekv_archive & archive, const std::vector<std::unique_ptr<edgekv_layer>> & layers) {
+    const int n = archive.n_tokens, n_common = n / 2;
+    const auto pieces = [](const edgekv_archive & a) {
+        std::vector<std::vector<char>> all;
+        for (size_t i = 0; a.piece_bytes(i) >= 0; ++i) {
+            all.emplace_back(a.piece_bytes(i));
+            a.get_piece(i, all.back().data());
+        }
+        return all;
+    };
+    const auto write = [&](edgekv_archive & a, int begin, int n_new) {
+        for (const auto & l : layers) {
+            if (!l->selects()) continue;
+            auto t = edgekv_tensors::make(l->buft, *l, n_new, "more");
+            for (ggml_tensor * x : t.own()) memset(x->data, 0, ggml_nbytes(x));
+            for (int k = 0; k < l->n_head_kv; ++k) a.put(*l, k, begin, n_new, t, 0);
+        }
+        a.n_tokens = begin + n_new;
+    };
+    const auto before = pieces(archive);
+    edgekv_archive branch(archive);
+    check(pieces(branch) == before, "archive: a branch has other rows");
+    write(archive, n, 7); // behind what both have
+    check(pieces(branch) == before, "archive: the trunk wrote into a branch");
+    branch.cut(n_common);
+    write(branch, n_common, 3);
+    archive.cut(n);
+    check(pieces(archive) == before, "archive: a branch wrote into the trunk");
+    const auto short_ones = pieces(branch);
+    bool same = short_ones.size() == before.size();
+    for (size_t i = 0; i < before.size() && same; ++i) {
+        const size_t n_bytes = before[i].size() / n * n_common;
+        same = !memcmp(short_ones[i].data(), before[i].data(), n_bytes) &&
+            std::all_of(short_ones[i].begin() + n_bytes, short_ones[i].end(),
+                [](char x) { return x == 0; });
+    }
+    check(same, "archive: a branch lost what it had in common");
+    std::vector<char> bad(archive.piece_bytes(0), (char) 0xff);
+    try {
+        archive.put_piece(0, bad.data());
+        check(false, "archive: rows that are no numbers");
+    } catch (const edgekv_error &) { ++g_passed; }
+    check(pieces(archive) == before, "archive: rows that are no numbers were written");
+}
+
 // rows come out of the archive as they went in, in any order of pieces and heads
 void test_archive() {
     random_source rnd(5);
@@ -678,9 +726,7 @@ void test_archive() {
         "archive: the file has other labels");
     archive.cut(100);
     check(archive.n_tokens == 100 && archive.recalled(l, 1).n == 100, "archive: it was not cut");
-    archive.clear();
-    check(archive.n_tokens == 0 && archive.recalled(l, 1).n == 0 && archive.n_bytes() == 0,
-        "archive: it was not cleared");
+    test_branches(archive, layers);
     try {
         edgekv_archive(layers, N, "/no such folder", 0, 128);
         check(false, "archive: a folder that is not there");

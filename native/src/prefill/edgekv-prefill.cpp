@@ -158,12 +158,11 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(
 // A conversation that lost its archive, to a full disk say, gets none before it is cleared
 void edgekv_prefill::begin_archive() {
     auto & store = *prompt.store;
-    auto & memory = edgekv_memory_of(*prompt.ctx);
+    const auto & memory = edgekv_memory_of(*prompt.ctx);
     if (memory.archives && !store.archive && store.boundary == 0) {
-        memory.archives = false; // unless it can be made
-        store.archive = std::make_unique<edgekv_archive>(
-            store.layers, memory.n_ctx, memory.archive_dir, memory.recall, memory.index_bits);
-        memory.archives = true;
+        try {
+            store.archive = memory.new_archive();
+        } catch (const std::exception & e) { store.lose_archive(e.what()); }
     }
     store.catch_up();
     prompt.use_archive();
@@ -171,13 +170,10 @@ void edgekv_prefill::begin_archive() {
 
 // The rows of a layer that was read. Where the file cannot take them the prompt is read to its end
 void edgekv_prefill::archive(const edgekv_layer & l) {
-    if (!prompt.store->archive || loses_archive) return;
+    if (!prompt.store->archive || !loses_archive.empty()) return;
     try {
         scratches.archive(l);
-    } catch (const edgekv_error & e) {
-        LLAMA_LOG_WARN("edgekv: %s\n", e.what());
-        loses_archive = true;
-    }
+    } catch (const std::exception & e) { loses_archive = e.what(); }
 }
 
 edgekv_prefill::~edgekv_prefill() {
@@ -190,7 +186,8 @@ edgekv_prefill::~edgekv_prefill() {
     chunks.clear();
     ggml_backend_sched_reset(prompt.ctx->get_sched());
     if (!prompt.ended) forget();
-    if (loses_archive) store->archive.reset();
+    if (!prompt.ended && prompt.pos0 == 0) store->archive.reset(); // as if nothing had begun
+    if (!loses_archive.empty()) store->lose_archive(loses_archive.c_str());
     store->active = nullptr;
     ++store->version;
     edgekv_device::report();
@@ -250,8 +247,8 @@ void edgekv_prefill::run_chunks(int slice) {
     const int n_slices = (int) chunks.all().size() * p.n_slice();
     try {
         for (int l = begin; l < end; ++l) scratches.lay_out_old(p.layer(l));
-    } catch (const edgekv_error &) { // it cannot be read
-        loses_archive = true;
+    } catch (const std::exception & e) { // it cannot be read
+        loses_archive = e.what();
         throw;
     }
     const auto * recurrent = edgekv_recurrent_of(p.ctx->get_memory());
@@ -347,24 +344,30 @@ static void group_heads(ggml_tensor *, int ith, int nth, void * data) {
         if (!job.archive.group(*job.heads[i].first, job.heads[i].second)) job.failed = true;
 }
 
-void edgekv_prefill::end_archive() {
-    auto * archive = prompt.store->archive.get();
-    if (!archive) return;
-    archive->n_tokens = prompt.store->n_past;
-    edgekv_grouping job { *archive, {}, {} };
-    for (const auto & l : prompt.store->layers) {
-        if (!archive->recalls(*l)) continue;
-        archive->set_resident(*l, archive->n_tokens);
+void edgekv_group(llama_context & ctx, edgekv_store & store) {
+    auto & archive = *store.archive;
+    edgekv_grouping job { archive, {}, {} };
+    for (const auto & l : store.layers) {
+        if (!archive.recalls(*l)) continue;
+        archive.set_resident(*l, archive.n_known);
         for (int k = 0; k < l->n_head_kv; ++k) job.heads.emplace_back(l.get(), k);
     }
     if (job.heads.empty()) return;
-    edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
+    edgekv_compute(edgekv_context::cpu(ctx), [&](ggml_context * c0) {
         return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, group_heads,
             std::min((int) job.heads.size(), 64), &job);
     });
-    if (!job.failed) return;
-    LLAMA_LOG_WARN("edgekv: the archive cannot be written\n");
-    loses_archive = true;
+    if (job.failed) throw edgekv_error { EDGEKV_FAILED, "the archive cannot be written" };
+}
+
+void edgekv_prefill::end_archive() {
+    auto & store = *prompt.store;
+    if (!store.archive) return;
+    store.archive->n_tokens = store.archive->n_known = store.n_past;
+    store.archive->went_back = false;
+    try {
+        edgekv_group(*prompt.ctx, store);
+    } catch (const std::exception & e) { loses_archive = e.what(); }
 }
 
 void edgekv_prefill::end() {
@@ -376,7 +379,6 @@ void edgekv_prefill::end() {
     memory.forget_mark();
     edgekv_context::has_read(*prompt.ctx, prompt.n_tokens, begin_us);
     end_archive();
-    prompt.store->went_back = false;
     prompt.ended = true;
 }
 

@@ -14,6 +14,7 @@
 #include "edgekv-slices.h"
 
 #include <memory>
+#include <string>
 #include <vector>
 
 // The order of things: begin, run and keep for each layer, end. Everything throws edgekv_error.
@@ -56,10 +57,13 @@ private:
     edgekv_progress progress = nullptr;
     void * progress_data = nullptr;
     int n_done = 0;             // slices
-    bool loses_archive = false; // its file could not take or give rows
+    std::string loses_archive; // why: its file could not take or give rows
     int64_t begin_us = 0;
     edgekv_recurrent_state before; // what recurrent layers held before the prompt
     edgekv_recurrent_state half;   // what they held when it was paused
     std::vector<float> logits;     // of the prompt's end, if it was reached by then
     std::vector<const edgekv_layer *> layers_before; // the store's, when it was paused
 };
+
+// Groups of the tokens that the store has not, of the n_known first ones of its archive
+void edgekv_group(llama_context & ctx, edgekv_store & store);

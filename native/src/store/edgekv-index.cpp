@@ -46,7 +46,7 @@ void edgekv_index::cut(int64_t n_tokens) {
         n_seen = n;
         members.clear();
     }
-    if (n == 0) n_judged = 0;
+    if (2 * n < n_judged) n_judged = 0; // most of what it was made of is gone: made anew
 }
 
 void edgekv_index::set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens) {

@@ -20,6 +20,8 @@ public:
     // follow, and the codes are made anew for them
     void put(int64_t begin, int64_t n, const float * keys);
     int64_t wants_from(int64_t begin, int64_t n) const;
+    int64_t judged() const { return n_judged; }
+    int64_t known() const { return n_seen; } // tokens that may be recalled
     void cut(int64_t n_tokens); // tokens behind these are forgotten
     // the store has the rows of these tokens, of n_tokens that may be recalled
     void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);

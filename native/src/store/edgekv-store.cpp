@@ -74,16 +74,22 @@ void edgekv_store::catch_up() {
         for (const auto & l : layers)
             if (l->selects()) archive_newest(*archive, *l, n_past - archive->n_tokens);
         archive->n_tokens = n_past;
-    } catch (...) {
-        archive.reset();
-        ++version; // graphs point to it
+    } catch (const std::exception & e) {
+        lose_archive(e.what());
         throw;
     }
 }
 
-bool edgekv_store::can_go_back() const {
-    return has_archive() &&
-        std::all_of(layers.begin(), layers.end(), [](const auto & l) { return l->n_swa == 0; });
+void edgekv_store::lose_archive(const char * why) noexcept {
+    archive.reset();
+    ++version; // graphs point to it
+    try {
+        lost_archive = why;
+    } catch (const std::bad_alloc &) {}
+}
+
+bool edgekv_store::has_all_layers() const {
+    return std::all_of(layers.begin(), layers.end(), [](const auto & l) { return l->n_swa == 0; });
 }
 
 void edgekv_store::reserve_tail(int32_t n) {
@@ -92,7 +98,7 @@ void edgekv_store::reserve_tail(int32_t n) {
     if (archive && !std::all_of(layers.begin(), layers.end(), fits)) {
         try {
             catch_up();
-        } catch (const std::exception & e) { LLAMA_LOG_WARN("edgekv: %s\n", e.what()); }
+        } catch (const std::exception &) {}
     }
     for (auto & l : layers) {
         if (l->has_room(n)) continue;
@@ -189,7 +195,7 @@ bool edgekv_store::go_back(llama_pos p0) {
     for (auto & l : layers) keep_before(*l, p0);
     archive->cut(p0);
     n_past = boundary = p0;
-    went_back = true;
+    archive->went_back = true;
     place_pos();
     return true;
 }
@@ -203,8 +209,8 @@ void edgekv_store::clear() noexcept {
         l->row_pos = {};
     }
     n_past = boundary = 0;
-    went_back = false;
-    if (archive) archive->clear();
+    archive.reset();
+    lost_archive.clear();
     n_bytes_peak = 0;
     ++version;
     try {
@@ -397,8 +403,7 @@ void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_token
     layers = std::move(fresh);
     n_past = n_past_new;
     boundary = boundary_new;
-    archive.reset(); // of other tokens
-    went_back = false;
+    lose_archive("it was saved without one"); // which was of other tokens
     ++version;
     note_peak();
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 struct edgekv_table;
@@ -53,9 +54,7 @@ struct edgekv_store {
     ~edgekv_store();         // a prompt that is being read learns that its context is gone
     size_t n_bytes_peak = 0; // highest sum of store, scratch and hidden states so far
     std::unique_ptr<edgekv_archive> archive; // null: of this conversation there is none
-    // It went back behind the boundary: rows of the tokens before are fewer than were kept. What
-    // comes is read behind the archive
-    bool went_back = false;
+    std::string lost_archive;                // why not any more
     edgekv_reader * active = nullptr; // null: no prompt is being read
     edgekv_reader * paused = nullptr; // whose prompt waits half read, null: nobody's
 
@@ -82,8 +81,11 @@ struct edgekv_store {
     // the archive gets the rows that it lacks; where it cannot, there is none any more, and the
     // reason is thrown
     void catch_up();
-    // whether tokens behind p0 can be forgotten by the archive, rows of windows aside
-    bool can_go_back() const;
+    void lose_archive(const char * why) noexcept;
+    // whether an archive has rows of all layers: none has a window
+    bool has_all_layers() const;
+    // whether the conversation can go back to any token, recurrent states aside
+    bool can_go_back() const { return has_archive() && has_all_layers(); }
     // forget tokens >= p0 of those before the boundary; false if the archive cannot bring them back
     bool go_back(llama_pos p0);
     // forget tokens >= p0; false if that cannot be done exactly
