@@ -448,6 +448,24 @@ def test_new_tokens_that_wait_are_planned_for_and_typed(tiny, option):
     assert long["best"]["tail"] > usual["best"]["tail"], "as many new tokens wait behind the prompt"
 
 
+def test_an_archive_and_its_index_are_planned_for_and_typed(tiny):
+    line = f"-m {tiny('llama-gqa')} --memory 2GiB -c 4096 --kv-method snapkv --json"
+    usual, with_index = (
+        json.loads(call(f"{line} --ratios {ratios} {more}").stdout)
+        for ratios, more in (("0.2", ""), ("1,0.2,0.02", "--kv-recall 0.05"))
+    )
+    assert usual["best"]["archive"] == 0
+    points = {x["ratio"]: x for x in with_index["points"] if x["n_ctx"] == 4096}
+    assert set(points) == {1.0} and "--kv-recall" not in points[1.0]["command"]
+    best = json.loads(call(f"{line} --ratios 0.2 --kv-recall 0.05").stdout)["best"]
+    assert best["command"].endswith(" --kv-recall 0.05")
+    assert best["archive"] == best["kv_full"] and best["index"] > 0
+    assert best["n_kept"] < usual["best"]["n_kept"]
+    assert best["kv"] == pytest.approx(usual["best"]["kv"], rel=0.01)
+    refused = call(f"{line} --ratios 0.02 --kv-recall 0.05")
+    assert refused.exit_code == 2
+
+
 @pytest.mark.slow
 def test_quality_says_what_was_measured_and_no_more(demo_model):
     done = call(f"-m {demo_model} --memory 8GiB -c 8192 --ratios 0.2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,12 @@ docs/results/fit.md has the plans that it makes beside the peaks.
 """
 
 
-PLANNED = ("window", "tail", "memory", "prefill_memory", "fast_prefill")
+PLANNED = ("window", "tail", "memory", "prefill_memory", "fast_prefill", "archive", "recall")
 """Options of the cache that are planned for; each is a field of `edgekv.memory.fit.Wish`."""
+
+
+EVICTING = {"archive", "recall"}
+"""Of these what makes no sense where nothing is evicted."""
 
 
 def planned_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,18 +214,19 @@ def command(model: str, wanted: FitOptions, loading: Loading, as_json: bool, **c
             on_gpu,
             lambda ratio: preset_of(w.kv_method, path, ratio),
         )
-        words = [*loading.words(), *planned_words(cache)]
-        report = Report(planner, model, path, place, total, w.margin_bytes, words)
+        words = [*loading.words(), *planned_words(cache, set(PLANNED) - EVICTING)]
+        evicting = [*planned_words(cache, EVICTING)]
+        report = Report(planner, model, path, place, total, w.margin_bytes, words, evicting)
         said = json.dumps(report.record(), indent=2) if as_json else report.text()
     click.echo(said)
     return 0 if report.best else 2
 
 
-def planned_words(cache: dict[str, Any]) -> Iterator[str]:
-    """What a command line says of the options, without switches: a point knows whether it has
+def planned_words(cache: dict[str, Any], names: Collection[str]) -> Iterator[str]:
+    """What a command line says of some options, without switches: a point knows whether it has
     them.
     """
-    for name in PLANNED:
+    for name in (x for x in PLANNED if x in names):
         value, usual = cache[f"kv_{name}"], KVConfig.__dataclass_fields__[name].default
         if value != usual and type(value) is not bool:
             yield from (f"--kv-{name.replace('_', '-')}", str(value))
@@ -282,9 +287,10 @@ class Report:
         memory: int,
         margin: int,
         words: Sequence[str] = (),
+        evicting: Sequence[str] = (),
     ) -> None:
-        self.words = words
-        """What of the command line is the same at every point."""
+        self.words, self.evicting = words, evicting
+        """What of the command line is the same at every point, and where tokens are evicted."""
         self.planner, self.model, self.path, self.place = planner, model, path, place
         self.memory, self.margin = memory, margin
         self.wished = planner.best(planner.n_ctx)
@@ -325,6 +331,7 @@ class Report:
                 [
                     point.command(self.model, self.place.is_gpu, self.place.has_gpu),
                     *map(shlex.quote, self.words),
+                    *map(shlex.quote, self.evicting if point.ratio < 1 else ()),
                 ]
             ),
         }
@@ -391,6 +398,7 @@ class Report:
             ("weights", mib(point.weights)),
             ("other weights, in main memory", mib(point.host_weights)),
             ("kept tokens" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
+            ("of these the index of --kv-recall", mib(point.index)),
             ("new tokens, at most", mib(point.tail)),
             (f"{'all layers' if point.is_whole else 'one layer'} in full", mib(point.layer)),
             ("masks, and the layer as f16", mib(point.masks)),
@@ -403,6 +411,8 @@ class Report:
         if point.hidden == "disk":
             n_bytes = 4 * self.planner.blueprint.n_embd * point.n_ctx
             rows.append(("and in a temporary file", mib(n_bytes)))
+        if point.archive:
+            rows.append(("and in the archive's file", mib(point.archive)))
         kept = (
             f"{percent(point.ratio, 1)} of a full f16 cache's bytes,"
             f" {percent(point.n_kept, point.n_ctx)} of the tokens ({point.n_kept:,})"

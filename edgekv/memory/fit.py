@@ -21,9 +21,10 @@ from edgekv.base.sizes import MIB, size_text
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.entries import entries_per_f16
-from edgekv.memory.footprint import WHOLE, Surroundings, extent
+from edgekv.memory.footprint import WHOLE, Surroundings, extent, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
 from edgekv.memory.limit import reserve, rows_within
+from edgekv.memory.recall_index import bits_for, index_bytes
 from edgekv.methods import KEEPS_ALL, Preset
 from edgekv.methods.budget import rows_for
 from edgekv.model.facts import cache_types
@@ -66,6 +67,8 @@ class Wish:
     """At ratio 1 prompts are read into a store, too."""
     memory: int | None = None
     """Bytes that the cache never exceeds between prompts; None: any."""
+    archive: str = "off"
+    recall: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,10 @@ class Point:
     """The types are what `auto` picks (`edgekv.memory.dense`)."""
     chosen: bool = False
     """`hidden` is what `auto` chooses (`edgekv.memory.hidden`)."""
+    index: int = 0
+    """Of `kv`, by which tokens are recalled."""
+    archive: int = 0
+    """In a file: no part of the peak."""
     stores: bool = False
     """The cache is a store: rows are evicted, or the prompt is read into one at ratio 1, too."""
     limited: bool = False
@@ -148,6 +155,11 @@ class Planner:
         self._n_ubatch, self._on_gpu = n_ubatch, on_gpu
         self.n_ctx = min(wish.n_ctx, whole_ctx(blueprint.n_ctx_train))
         """What is planned: no more than the model was trained with."""
+        if all(self._is_all_index(ratio) for ratio in wish.ratios):
+            raise BadInput(
+                "the index of --kv-recall alone takes more than these ratios of a full cache: give"
+                " larger --ratios, or leave --kv-recall out"
+            )
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
         """The cost of one way to run. types: names, or PICKED for what `auto` picks; hidden: where
@@ -218,11 +230,18 @@ class Planner:
         products = b.product_bytes(n_ctx, self._n_ubatch, w.prefill_memory)
         per_f16 = entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
+        index = archive = 0
+        if (w.recall or w.archive != "off") and (shared["ratio"] < 1 or w.memory is not None):
+            full = [x for x in context.layers if x.selects]
+            archive = f16_full_bytes(full, n_ctx)
+            index = index_bytes(full, n_ctx, bits_for(shared["ratio"])) if w.recall else 0
         if w.memory is not None:
-            most = rows_within(context.layers, w.memory, w.tail, w.window, w.sink)
+            most = rows_within(context.layers, w.memory - index, w.tail, w.window, w.sink)
             if most < n_rows:
                 ratio = min(float(most / per_f16) / n_ctx, 1.0)
                 n_rows, shared = most, {**shared, "ratio": ratio, "limited": True}
+        elif index:
+            n_rows = max(n_rows - int(-(-index * per_f16 * n_ctx // archive)), 1)
         read = planned(
             hidden,
             context.layers,
@@ -239,12 +258,14 @@ class Planner:
         )
         tail = reserve(context.layers, w.tail, w.window)
         standing = shared["weights"] + shared["compute"] + shared["process"]
-        moving = context.recurrent + max(read.peak, read.kept + tail)
+        moving = context.recurrent + index + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
             hidden=read.way,
             chosen=hidden == AUTO,
-            kv=read.kept + context.recurrent,
+            kv=read.kept + context.recurrent + index,
+            index=index,
+            archive=archive,
             kv_full=b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache,
             tail=tail,
             layer=read.layer,
@@ -278,8 +299,18 @@ class Planner:
         for types in [only] if only else possible:
             compress = types == possible[0] and not self.blueprint.why
             for ratio in self.wish.ratios if compress else [r for r in self.wish.ratios if r >= 1]:
+                if self._is_all_index(ratio):
+                    continue
                 for hidden in self.wish.hidden if self._stores(ratio) else (AUTO,):
                     yield self.point(n_ctx, ratio, types, hidden)
+
+    def _is_all_index(self, ratio: float) -> bool:
+        """Whether the index of what is recalled alone takes that share, which is refused then."""
+        if not self.wish.recall or ratio >= 1:
+            return False
+        layers = self.blueprint.context(True, CTX_MIN, *self._check_types(("f16", "f16"))).layers
+        index = index_bytes((x for x in layers if x.selects), 4096, bits_for(ratio))
+        return index >= ratio * f16_full_bytes(layers, 4096)
 
     def _possible_types(self) -> list[tuple[str, str]]:
         """Those that the model can have. Raises BadInput if there is none."""
