@@ -48,7 +48,7 @@ def owner(path: str) -> str:
 
 
 def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions:
-    """`engine` with the cache of a pack.
+    """`engine` with the cache of a pack; of a pack with an archive with what else was given.
 
     Raises BadInput if an option was given that says otherwise, or if the pack belongs to another
     model: before anything takes long.
@@ -57,15 +57,20 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
 
     _check_model(engine, path)
     mine, its, usual = engine.kv, pack.settings, KVConfig()
+    wishes = {}
     for name in SAID:
         given, wanted = getattr(mine, name), getattr(its, name)
-        if given != getattr(usual, name) and given != wanted:
+        if given == getattr(usual, name) or given == wanted:
+            continue
+        if pack.is_archived:
+            wishes[name] = given
+        elif name != "archive":  # which it goes on without
             option = f"--kv-{name.replace('_', '-')}"
             raise BadInput(
                 f"'{path}' was made with {option} {wanted}: leave {option} {given} out, or pack the"
                 " documents again with it"
             )
-    kv = taken_over(mine, said(its))
+    kv = replace(taken_over(mine, said(its)), **wishes)
     type_k, type_v = (x if x in CACHE_TYPES else None for x in pack.cache_types)
     return replace(
         engine,

@@ -35,6 +35,8 @@ _FIRST = (
 def said(config: KVConfig) -> dict[str, Any]:
     """The options of a cache that whoever opens it takes over."""
     values = asdict(config)
+    if config.archive != "off":  # a folder of this machine is nobody else's business
+        values["archive"] = "temporary"
     return {name: values[name] for name in SAID}
 
 
@@ -48,8 +50,10 @@ def config_of(its: Any) -> KVConfig:
 
 
 def taken_over(mine: KVConfig, its: dict[str, Any]) -> KVConfig:
-    """`mine` with the options that `said` returned. Raises BadInput if it cannot have."""
-    return replace(mine, **its)
+    """`mine` with the options that `said` returned, and an archive of one's own. Raises BadInput if
+    it cannot have.
+    """
+    return replace(mine, **its | ({"archive": mine.archive} if mine.archive != "off" else {}))
 
 
 NONE, AGAIN = "is no pack; make one with 'edgekv pack'", "pack the documents again"
@@ -88,6 +92,11 @@ class Pack:
     @property
     def settings(self) -> KVConfig:
         return config_of(self.config)
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether it has the rows of all tokens: other options choose anew what stays of them."""
+        return self.settings.archive != "off" or self.settings.recall > 0
 
 
 def write(
