@@ -170,8 +170,9 @@ LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 // tokens, of layers that attend to everything, in a file without a name in `dir` (null: TMPDIR). A
 // prompt is then read behind all of them, and what is kept is chosen from all of them. recall: the
 // share of the tokens whose rows each new token reads from there, besides those that were kept; it
-// finds them by an index of index_bits bits (4 to 128, in fours) for each 64 values of a key. 0: none.
-// EDGEKV_UNSUPPORTED with ALiBi, or to recall on a device; EDGEKV_FAILED if there can be no such file
+// finds them by an index of index_bits bits (4 to 128, in fours) for each 64 values of a key. 0:
+// none. EDGEKV_UNSUPPORTED with ALiBi, or to recall on a device; EDGEKV_FAILED if there can be no
+// such file
 LLAMA_API int edgekv_archive_on(
     struct llama_context * ctx, const char * dir, float recall, int index_bits);
 
@@ -202,8 +203,8 @@ LLAMA_API int edgekv_archive_piece_put(struct edgekv_archive * a, int32_t i, con
 LLAMA_API int edgekv_archive_index(
     struct llama_context * ctx, struct edgekv_archive * a, int64_t n_judged);
 // The conversation has this archive from now on; the argument stays the caller's. alone: the
-// conversation is the archive's tokens, of which no row is in memory: it is to be taken back by some
-// tokens, which are then read as a prompt
+// conversation is the archive's tokens, of which no row is in memory: it is to be taken back by
+// some tokens, which are then read as a prompt
 LLAMA_API int edgekv_archive_put(
     struct llama_context * ctx, const struct edgekv_archive * a, bool alone);
 LLAMA_API void edgekv_archive_free(struct edgekv_archive * a);
@@ -233,7 +234,7 @@ LLAMA_API struct edgekv_parked * edgekv_parked_new(struct llama_context * ctx);
 // state of recurrent layers is. EDGEKV_INVALID while a prompt is being read, and for a place of
 // another context. After an error the place is as before
 LLAMA_API int edgekv_parked_swap(struct llama_context * ctx, struct edgekv_parked * p);
-LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p); // that it takes
+LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p);         // that it takes
 LLAMA_API int64_t edgekv_parked_archive_bytes(const struct edgekv_parked * p); // of its file
 LLAMA_API void edgekv_parked_free(struct edgekv_parked * p);
 

@@ -31,14 +31,14 @@ struct edgekv_memory {
     const uint64_t id = next_id(); // no other memory of this process has it, not even a later one
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
-    bool archives = false;           // conversations have an archive
-    std::string archive_dir;         // where
-    float recall = 0;                // share of the tokens that a new one recalls from it
-    int index_bits = 0;              // by which it finds them: see edgekv_index
+    bool archives = false;   // conversations have an archive
+    std::string archive_dir; // where
+    float recall = 0;        // share of the tokens that a new one recalls from it
+    int index_bits = 0;      // by which it finds them: see edgekv_index
     // throws std::runtime_error if there can be no file for it
     std::unique_ptr<edgekv_archive> new_archive() const {
-        auto fresh = std::make_unique<edgekv_archive>(
-            store->layers, n_ctx, archive_dir, recall, index_bits);
+        auto fresh =
+            std::make_unique<edgekv_archive>(store->layers, n_ctx, archive_dir, recall, index_bits);
         fresh->owner = id;
         return fresh;
     }
@@ -46,7 +46,7 @@ struct edgekv_memory {
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     edgekv_recurrent_state mark;
-    llama_pos n_mark = -1; // -1: nothing is marked
+    llama_pos n_mark = -1;                     // -1: nothing is marked
     std::shared_ptr<edgekv_products> products; // of a step's graph; null before the first
     virtual ~edgekv_memory() = default;
     void forget_mark() {

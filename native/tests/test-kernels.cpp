@@ -417,8 +417,8 @@ struct coded {
         edgekv_cpu_codes_learn(
             &book, keys.data(), n, basis.data(), centres.data(), mean.data(), ends.data());
         for (int first = 0; first < n; first += 13) // in pieces
-            edgekv_cpu_codes_put(&book, &keys[(size_t) first * d], std::min(13, n - first), first,
-                codes.data());
+            edgekv_cpu_codes_put(
+                &book, &keys[(size_t) first * d], std::min(13, n - first), first, codes.data());
     }
 
     int code(int key, int part) const {
@@ -472,7 +472,8 @@ void test_codes_of(random_source & rnd, int d, int n, int n_parts) {
         }
     }
     const double most = n_parts >= n_true ? 0.05 : 0.6;
-    check(n < 100 || error < most * size, "codes: d %d, %d parts lose %g", d, n_parts, error / size);
+    check(
+        n < 100 || error < most * size, "codes: d %d, %d parts lose %g", d, n_parts, error / size);
 
     std::vector<float> q((size_t) n_query * d), step(n_query);
     for (float & x : q) x = rnd.normal();
@@ -537,8 +538,8 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
 
     std::vector<uint16_t> steps((size_t) n_query * index.n_padded);
     std::vector<float> step(n_query);
-    edgekv_cpu_codes_score(&a.book, a.codes, index.n_padded, q.data(), d_k, n_query, steps.data(),
-        step.data());
+    edgekv_cpu_codes_score(
+        &a.book, a.codes, index.n_padded, q.data(), d_k, n_query, steps.data(), step.data());
     std::vector<double> best(n, 0);
     for (int h = 0; h < n_query; ++h) {
         const auto * s = &steps[(size_t) h * index.n_padded];
@@ -598,8 +599,8 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
         error.add(got[1], sum);
         for (int j = 0; j < d_v; ++j) error.add(got[2 + j], o[j]);
     }
-    check(error.value() < 1e-8, "recall: d %d/%d, %d of %d rows, %d queries: %g", d_k, d_v,
-        n_most, n, n_query, error.value());
+    check(error.value() < 1e-8, "recall: d %d/%d, %d of %d rows, %d queries: %g", d_k, d_v, n_most,
+        n, n_query, error.value());
 }
 
 // Each group has the means of its rows; they lie nearer to these than to the mean of all
@@ -636,7 +637,8 @@ void test_recall_groups(random_source & rnd) {
     int n_rows = 0;
     for (int r = 0; r < N; ++r) {
         const int g = label[r];
-        if (!check((g == MOST) == (r % 7 == 0) && g <= MOST, "recall: row %d is in group %d", r, g) ||
+        if (!check(
+                (g == MOST) == (r % 7 == 0) && g <= MOST, "recall: row %d is in group %d", r, g) ||
             g == MOST)
             continue;
         ++size[g];

@@ -744,7 +744,8 @@ double lost(const edgekv_index & index, const std::vector<float> & keys, int n, 
         for (float & x : q) x = rnd.normal();
         const int n_padded = (n + EDGEKV_BLOCK - 1) / EDGEKV_BLOCK * EDGEKV_BLOCK;
         std::vector<uint16_t> said(n_padded);
-        edgekv_cpu_codes_score(&a.book, a.codes, n_padded, q.data(), d, 1, said.data(), step.data());
+        edgekv_cpu_codes_score(
+            &a.book, a.codes, n_padded, q.data(), d, 1, said.data(), step.data());
         std::vector<double> x(n), e(n);
         for (int r = 0; r < n; ++r) {
             for (int j = 0; j < d; ++j) x[r] += (double) q[j] * keys[r * d + j];

@@ -128,7 +128,7 @@ struct patience {
 
 struct edgekv_chat_sampler {
     const llama_vocab * vocab;
-    bool * stop; // may be null
+    bool * stop;              // may be null
     common_sampler_ptr chain; // without a grammar
     sampler_ptr grammar;      // null: everything is let through
     sampler_ptr budget;       // of thoughts; null: thoughts are not told apart
@@ -268,8 +268,8 @@ std::vector<llama_token_data> likeliest(const llama_token_data_array & some, siz
 
 } // namespace
 
-int edgekv_chat_sampler_open(const llama_model * model, const char * settings, bool * stop,
-    edgekv_chat_sampler ** out) {
+int edgekv_chat_sampler_open(
+    const llama_model * model, const char * settings, bool * stop, edgekv_chat_sampler ** out) {
     return edgekv_chat_guard([&] {
         edgekv_chat_given(out);
         *out = new edgekv_chat_sampler(

@@ -43,8 +43,8 @@ std::vector<float> directions(const std::vector<float> & c, int d, int n) {
             for (int j = 0; j < d; ++j) next[j] = dot(&c[(size_t) j * d], x, d);
             const float before = dot(next.data(), next.data(), d);
             for (int j = 0; j < i; ++j)
-                ggml_vec_mad_f32(d, next.data(), &b[(size_t) j * d],
-                    -dot(next.data(), &b[(size_t) j * d], d));
+                ggml_vec_mad_f32(
+                    d, next.data(), &b[(size_t) j * d], -dot(next.data(), &b[(size_t) j * d], d));
             const float size = dot(next.data(), next.data(), d);
             const float by = size > 1e-10f * before ? 1 / std::sqrt(size) : 0;
             for (int j = 0; j < d; ++j) x[j] = by * next[j];
@@ -191,8 +191,8 @@ void edgekv_cpu_codes_learn(const edgekv_codebook * given, const float * all, in
     const auto unordered = values.deviations();
     std::vector<int> order(book.n_dims);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-        [&](int i, int j) { return unordered[i] > unordered[j]; });
+    std::stable_sort(
+        order.begin(), order.end(), [&](int i, int j) { return unordered[i] > unordered[j]; });
     const size_t row_bytes = ggml_row_size(book.type, d);
     for (int i = 0; i < book.n_dims; ++i)
         ggml_get_type_traits(book.type)->from_float_ref(
@@ -268,8 +268,7 @@ void unpack(const uint8_t * codes, int n_parts, uint8_t * out) {
     for (int p = 0; p < n_parts; ++p) {
         const __m128i x = _mm_loadu_si128((const __m128i *) (codes + p * 16));
         _mm_storeu_si128((__m128i *) (out + p * 32), _mm_and_si128(x, low));
-        _mm_storeu_si128(
-            (__m128i *) (out + p * 32 + 16), _mm_and_si128(_mm_srli_epi16(x, 4), low));
+        _mm_storeu_si128((__m128i *) (out + p * 32 + 16), _mm_and_si128(_mm_srli_epi16(x, 4), low));
     }
 }
 

@@ -77,18 +77,18 @@ GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows,
 #define EDGEKV_BLOCK 32
 struct edgekv_codebook {
     int d, n_parts, n_dims;
-    enum ggml_type type;       // of the basis
-    const char * basis;        // rows [n_dims] of d values
+    enum ggml_type type;         // of the basis
+    const char * basis;          // rows [n_dims] of d values
     const ggml_fp16_t * centres; // [n_dims][EDGEKV_CENTRES]
-    const float * mean;        // [d]
-    const int32_t * ends;      // [n_parts]: the dims of a part end before
+    const float * mean;          // [d]
+    const int32_t * ends;        // [n_parts]: the dims of a part end before
 };
 // What fits the keys [n][d]: fills in all of `book` but its type, which is given, as are sizes
-GGML_BACKEND_API void edgekv_cpu_codes_learn(const struct edgekv_codebook * book, const float * keys,
-    int n, char * basis, ggml_fp16_t * centres, float * mean, int32_t * ends);
+GGML_BACKEND_API void edgekv_cpu_codes_learn(const struct edgekv_codebook * book,
+    const float * keys, int n, char * basis, ggml_fp16_t * centres, float * mean, int32_t * ends);
 // the codes of keys [n][d], which are the keys from `first` on of those in `codes`
-GGML_BACKEND_API void edgekv_cpu_codes_put(const struct edgekv_codebook * book, const float * keys,
-    int n, int64_t first, uint8_t * codes);
+GGML_BACKEND_API void edgekv_cpu_codes_put(
+    const struct edgekv_codebook * book, const float * keys, int n, int64_t first, uint8_t * codes);
 // out [n_query][n]: how much larger each key's logit is than the smallest there can be, in steps.
 // step [n_query]: of a logit. q: queries, stride floats apart. n: a multiple of EDGEKV_BLOCK
 GGML_BACKEND_API void edgekv_cpu_codes_score(const struct edgekv_codebook * book,
@@ -117,8 +117,8 @@ struct edgekv_recalled {
     const int32_t * members;
     float scale, softcap;
 };
-// k-means of the keys of the rows that are not resident: fills in their labels, means and members of
-// up to n_groups; how many there are. Of `a` n, sizes, rows and residents count
+// k-means of the keys of the rows that are not resident: fills in their labels, means and members
+// of up to n_groups; how many there are. Of `a` n, sizes, rows and residents count
 GGML_BACKEND_API int edgekv_cpu_recall_groups(const struct edgekv_recalled * a, int n_groups,
     uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members);
 // q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend

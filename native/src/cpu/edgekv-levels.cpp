@@ -39,8 +39,8 @@ struct level_bytes {
     static level_bytes load(const void * p) { return { _mm256_loadu_si256((const __m256i *) p) }; }
     // bits [shift, shift + n) of each
     level_bytes bits(int shift, int n) const {
-        return { _mm256_and_si256(
-            _mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)), _mm256_set1_epi8((char) ((1 << n) - 1))) };
+        return { _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)),
+            _mm256_set1_epi8((char) ((1 << n) - 1))) };
     }
     level_bytes with(level_bytes high, int shift) const {
         return { _mm256_or_si256(v, _mm256_sll_epi16(high.v, _mm_cvtsi32_si128(shift))) };

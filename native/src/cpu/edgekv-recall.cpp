@@ -81,8 +81,8 @@ void choose(
     const auto probability = [&](int r) {
         float x = -INFINITY; // its logarithm
         for (int h = 0; h < n_query; ++h)
-            x = std::max(x,
-                best[2 * h] * ((float) w.steps[(size_t) h * n_padded + r] - best[2 * h + 1]));
+            x = std::max(
+                x, best[2 * h] * ((float) w.steps[(size_t) h * n_padded + r] - best[2 * h + 1]));
         return x;
     };
     std::vector<std::pair<float, int32_t>> order;
@@ -163,10 +163,10 @@ constexpr int ROUNDS = 3, LOOKED_AT = 2048; // rows that centres are made of
 struct k_means {
     const edgekv_recalled & a;
     int n_groups;
-    std::vector<float> centres, half;      // half: of a centre's squared length
-    std::vector<float> tile, near;         // some keys; of each centre how near they are
-    std::vector<int32_t> nearest;          // of the tile's keys
-    std::vector<const float *> at;         // the centres
+    std::vector<float> centres, half; // half: of a centre's squared length
+    std::vector<float> tile, near;    // some keys; of each centre how near they are
+    std::vector<int32_t> nearest;     // of the tile's keys
+    std::vector<const float *> at;    // the centres
     std::vector<float *> to;
 
     k_means(const edgekv_recalled & a, int n_groups)

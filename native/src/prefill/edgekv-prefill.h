@@ -56,7 +56,7 @@ private:
 
     edgekv_progress progress = nullptr;
     void * progress_data = nullptr;
-    int n_done = 0;             // slices
+    int n_done = 0;            // slices
     std::string loses_archive; // why: its file could not take or give rows
     int64_t begin_us = 0;
     edgekv_recurrent_state before; // what recurrent layers held before the prompt

@@ -31,9 +31,8 @@ edgekv_archive_file::edgekv_archive_file(const std::string & dir, int64_t size, 
     if (fd < 0) throw no_file(dir);
     if (!maps) return;
     // the whole file, holes where nothing has been written
-    void * p = ftruncate(fd, (off_t) size) == 0
-        ? mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0)
-        : MAP_FAILED;
+    void * p = ftruncate(fd, (off_t) size) == 0 ? mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0)
+                                                : MAP_FAILED;
     if (p == MAP_FAILED) {
         const auto error = no_file(dir);
         close(fd);

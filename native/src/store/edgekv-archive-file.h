@@ -1,6 +1,6 @@
 #pragma once
-// The file of an archive: without a name, gone with the process. Several archives may share one: the
-// first tokens of a conversation and of its branches are the same.
+// The file of an archive: without a name, gone with the process. Several archives may share one:
+// the first tokens of a conversation and of its branches are the same.
 
 #include "llama.h"
 

@@ -137,8 +137,7 @@ void edgekv_archive::put(const edgekv_layer & l, int head, llama_pos begin, int6
             const llama_pos from = (llama_pos) x.wants_from(begin, n);
             const int64_t n_all = begin + n - from;
             std::vector<char> before((begin - from) * p.row_bytes);
-            if (!file->read(before.data(), before.size(), at(p, head, from)))
-                throw failed("read");
+            if (!file->read(before.data(), before.size(), at(p, head, from))) throw failed("read");
             std::vector<float> keys(n_all * l.d_k);
             edgekv_cpu().rows_to_f32(
                 p.type, before.data(), p.row_bytes, 0, (int) (begin - from), l.d_k, keys.data());

@@ -22,7 +22,7 @@ public:
     int64_t wants_from(int64_t begin, int64_t n) const;
     int64_t judged() const { return n_judged; }
     int64_t known() const { return n_seen; } // tokens that may be recalled
-    void cut(int64_t n_tokens); // tokens behind these are forgotten
+    void cut(int64_t n_tokens);              // tokens behind these are forgotten
     // the store has the rows of these tokens, of n_tokens that may be recalled
     void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);
     // groups of those that it has not; a: shape and rows. The label of each row, for who recalls.
@@ -37,7 +37,8 @@ private:
     static constexpr int64_t ENOUGH = 2048;            // keys that say what is usual
     static constexpr int MOST_GROUPS = 64, EACH = 128; // a group for so many tokens
     // Of the rows that a head recalls the least probable has this share of the probability that
-    // they would have on average if they had all of it; on texts a share of 0.05 then takes 5 to 8 %
+    // they would have on average if they had all of it; on texts a share of 0.05 then takes 5 to 8
+    // %
     static constexpr float LEAST = 0.16f;
     static constexpr int MOST_TIMES = 4; // the share, of a head whose attention is spread out
 

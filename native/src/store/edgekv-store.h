@@ -55,8 +55,8 @@ struct edgekv_store {
     size_t n_bytes_peak = 0; // highest sum of store, scratch and hidden states so far
     std::unique_ptr<edgekv_archive> archive; // null: of this conversation there is none
     std::string lost_archive;                // why not any more
-    edgekv_reader * active = nullptr; // null: no prompt is being read
-    edgekv_reader * paused = nullptr; // whose prompt waits half read, null: nobody's
+    edgekv_reader * active = nullptr;        // null: no prompt is being read
+    edgekv_reader * paused = nullptr;        // whose prompt waits half read, null: nobody's
 
     // that has the rows of all n_layer layers of the model; null: the CPU, or several
     ggml_backend_dev_t only_device(uint32_t n_layer) const;
@@ -69,8 +69,8 @@ struct edgekv_store {
     void place_pos(); // of all layers; after anything that moved rows
     // room for n more rows in every head; sliding-window layers drop what no future token sees
     void reserve_tail(int32_t n);
-    // Tokens that one step may have instead of several, so that rows move and are rounded behind the
-    // same ones: as many as there is room for, or as the next one makes room for
+    // Tokens that one step may have instead of several, so that rows move and are rounded behind
+    // the same ones: as many as there is room for, or as the next one makes room for
     int32_t n_alike() const;
     // n more rows in every head, for tokens at pos, which the graph of a step is about to write;
     // reserve_tail has made room for them, and take_back undoes it
