@@ -403,9 +403,9 @@ def _goes_on(given: Sequence[Message]) -> bool:
 
 
 def _boundaries(given: Sequence[Message]) -> set[int]:
-    """Numbers of messages behind which another conversation may go on: the system message's, and
-    those before the last question.
+    """Numbers of messages behind which another prompt may go on: the system message's, those before
+    the last question, and all. Clients give a call back with other blanks than the model wrote.
     """
     n_system = next((i for i, m in enumerate(given) if m["role"] != "system"), len(given))
     last = max((i for i, m in enumerate(given) if m["role"] == "user"), default=0)
-    return {n for n in (n_system, last) if 0 < n < len(given)}
+    return {n for n in (n_system, last, len(given)) if n > 0}

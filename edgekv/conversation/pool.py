@@ -550,7 +550,7 @@ class Conversations:
                 self._erase(x)
         before = [x for x in mine if x.is_boundary and x in self._waiting and now.begins_with(x)]
         if len(before) >= N_BOUNDARIES:
-            self._erase(min(before, key=lambda x: x.last_used))
+            self._erase(_cheapest(before))
         self._store(now, lambda: parked.copied(llm))
 
     def _erase(self, entry: Entry) -> None:
@@ -806,3 +806,10 @@ def _closing(pool: weakref.ref[Conversations]) -> Callable[[], None]:
                 found.close()
 
     return close
+
+
+def _cheapest(beginnings: Iterable[Entry]) -> Entry:
+    """Of beginnings of each other the one without which fewest tokens are read again."""
+    inner = sorted(beginnings, key=lambda x: len(x.tokens))
+    costs = [len(x.tokens) - n for x, n in zip(inner, [0, *(len(x.tokens) for x in inner)])]
+    return inner[costs.index(min(costs))]
