@@ -24,7 +24,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 24
+ABI = 25
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -204,6 +204,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("trim_capacity", c_int, P),
     ("parked_new", c_void_p, P),
     ("parked_swap", c_int, P, P),
+    ("step_several", c_int, P, c_int32, POINTER(c_void_p), I32P),
     ("parked_bytes", c_int64, P),
     ("parked_archive_bytes", c_int64, P),
     ("parked_free", None, P),

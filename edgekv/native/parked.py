@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from ctypes import c_void_p
 from typing import Any
 
-from edgekv.native.bindings import check, error_of, lib
+import numpy as np
+
+from edgekv.native.bindings import check, error_of, i32, lib
 
 
 class Place:
@@ -27,6 +31,19 @@ class Place:
         Raises EdgeKVError while a prompt is being read, in another context, or without memory.
         """
         check(lib.edgekv_parked_swap(ctx, self._place))
+
+    @staticmethod
+    def step(ctx: Any, places: Sequence[Place | None], tokens: Sequence[int]) -> None:
+        """Evaluate one token of each of several conversations in one pass: of those in the places,
+        and of the one in the context for None. They stay where they are. Logits of token i have the
+        index i.
+
+        The context was made for so many sequences (n_seq_max, kv_unified). Raises EdgeKVError where
+        that cannot be: all are as before then.
+        """
+        there = [None if place is None else place._place for place in places]
+        given = np.array(tokens, np.int32)
+        check(lib.edgekv_step_several(ctx, len(there), (c_void_p * len(there))(*there), i32(given)))
 
     @property
     def n_bytes(self) -> int:

@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 24 // changes with any signature or struct below
+#define EDGEKV_ABI 25 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -234,6 +234,13 @@ LLAMA_API struct edgekv_parked * edgekv_parked_new(struct llama_context * ctx);
 // state of recurrent layers is. EDGEKV_INVALID while a prompt is being read, and for a place of
 // another context. After an error the place is as before
 LLAMA_API int edgekv_parked_swap(struct llama_context * ctx, struct edgekv_parked * p);
+// One token of each of n conversations in one pass over the weights: those in the places, and the
+// one in the context where a place is null. They stay where they are. Logits of token i: those of
+// llama_get_logits_ith(ctx, i). The context was made with n_seq_max > n and kv_unified. All are as
+// before after an error: EDGEKV_INVALID, or EDGEKV_UNSUPPORTED on a device, with recurrent layers
+// or an archive
+LLAMA_API int edgekv_step_several(struct llama_context * ctx, int32_t n,
+    struct edgekv_parked * const * places, const llama_token * tokens);
 LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p);         // that it takes
 LLAMA_API int64_t edgekv_parked_archive_bytes(const struct edgekv_parked * p); // of its file
 LLAMA_API void edgekv_parked_free(struct edgekv_parked * p);

@@ -390,6 +390,16 @@ int edgekv_parked_swap(llama_context * ctx, edgekv_parked * p) {
     return guard([&] { given(p).swap(idle(ctx)); });
 }
 
+int edgekv_step_several(
+    llama_context * ctx, int32_t n, edgekv_parked * const * places, const llama_token * tokens) {
+    return guard([&] {
+        idle(ctx);
+        given(places);
+        given(tokens);
+        edgekv_several(*ctx, n, places, tokens);
+    });
+}
+
 // ---- archives apart from their conversation
 
 edgekv_archive * edgekv_archive_take(const llama_context * ctx) {

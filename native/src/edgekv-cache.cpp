@@ -112,6 +112,8 @@ llama_memory_context_ptr edgekv_cache<T>::init_batch(
             n_outputs_max, balloc.get_n_outputs());
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
     }
+    // who asks for a step of several conversations has made room in each
+    if (!store->several.empty()) return T::init_batch(balloc, n_ubatch, embd_all);
     // the cells would have room: they hold pieces of a probe too
     if (!store->active && store->n_past + balloc.get_n_tokens() > n_ctx) {
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
@@ -136,6 +138,13 @@ void edgekv_cache<T>::forget_cells(llama_pos n_past) {
     if (recr)
         for (auto & cell : recr->cells)
             if (cell.has_seq_id(0)) cell.pos = n_past - 1;
+}
+
+template <typename T>
+void edgekv_cache<T>::forget_others() {
+    for (auto * kv : caches(*this)) // theirs: ours would take rows back
+        for (uint32_t s = 1; s < n_several; ++s)
+            kv->llama_kv_cache::seq_rm((llama_seq_id) s, -1, -1);
 }
 
 uint64_t edgekv_memory::next_id() {
@@ -216,7 +225,11 @@ template struct edgekv_cache<llama_memory_hybrid>;
 template struct edgekv_cache<llama_memory_hybrid_iswa>;
 
 void edgekv_append(llama_memory_i * mem, const llama_ubatch & ubatch) {
-    if (auto * store = edgekv_store_of(mem)) store->append(ubatch.pos, (int32_t) ubatch.n_tokens);
+    auto * store = edgekv_store_of(mem);
+    if (!store) return;
+    if (store->several.empty()) return store->append(ubatch.pos, (int32_t) ubatch.n_tokens);
+    for (uint32_t t = 0; t < ubatch.n_tokens; ++t)
+        store->several[ubatch.seq_id[t][0]]->append(ubatch.pos + t, 1);
 }
 
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
@@ -447,7 +460,9 @@ static llama_memory_i * create_memory(
     if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR)
         throw std::runtime_error(
             "a compressed cache cannot be cut over the GPUs by heads: use split_mode=LLAMA_SPLIT_MODE_LAYER");
-    if (cparams.n_seq_max != 1) throw std::runtime_error("a compressed cache serves one sequence");
+    if (cparams.n_seq_max != 1 && !cparams.kv_unified)
+        throw std::runtime_error(
+            "several sequences of a compressed cache share its context: give --kv-unified");
 
     // one layer with one row: enough for the cache to know its types, head sizes and rotation
     int32_t first_base = -1, first_swa = -1;
@@ -472,6 +487,7 @@ static llama_memory_i * create_memory(
         if (model.pos_embd) kv->n_positions = model.pos_embd->ne[1];
         kv->n_ctx = (uint32_t) std::min<int64_t>(cparams.n_ctx_seq, kv->n_positions);
         kv->n_outputs_max = cparams.n_outputs_max;
+        kv->n_several = cparams.n_seq_max;
         return kv.release();
     };
     const auto state = GGML_TYPE_F32; // as llama.cpp's
@@ -511,6 +527,8 @@ uint32_t edgekv_extra_nodes(llama_memory_i * mem) {
     uint32_t n = 0;
     if (store)
         for (const auto & l : store->layers) {
+            const uint32_t n_seq = dynamic_cast<edgekv_memory *>(mem)->n_several;
+            if (n_seq > 1) n += 16 * n_seq; // views of each token, its rows, its attention
             // of flash attention; ALiBi makes a mask for each head besides
             const int n_calls = l->max_bias != 0.0f ? 3 * l->n_head : l->n_head_kv;
             n +=

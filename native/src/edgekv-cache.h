@@ -44,6 +44,7 @@ struct edgekv_memory {
     }
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
+    uint32_t n_several = 1;          // conversations that a step may have tokens of
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     edgekv_recurrent_state mark;
     llama_pos n_mark = -1;                     // -1: nothing is marked
@@ -56,6 +57,8 @@ struct edgekv_memory {
     // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent
     // states stay as they are
     virtual void forget_cells(llama_pos n_past) = 0;
+    // the cells hold no tokens of others than sequence 0
+    virtual void forget_others() = 0;
     // the cells hold n_past tokens, whatever they held; throws std::bad_alloc
     virtual void set_cells(llama_pos n_past) = 0;
 
@@ -74,6 +77,7 @@ struct edgekv_cache : T, edgekv_memory {
     bool get_can_shift() const override { return false; }
     void clear(bool data) override;
     void forget_cells(llama_pos n_past) override;
+    void forget_others() override;
     void set_cells(llama_pos n_past) override;
     bool seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override;
     std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const override;

@@ -9,7 +9,7 @@ edgekv_parked::edgekv_parked(const edgekv_memory & m) : owner(m.id) {
         fresh->len.assign(l->n_head_kv, 0);
         fresh->layout(std::vector<int32_t>(l->n_head_kv, 0));
         fresh->place_pos(0);
-        layers.push_back(std::move(fresh));
+        store.layers.push_back(std::move(fresh));
     }
 }
 
@@ -22,21 +22,22 @@ void edgekv_parked::swap(llama_memory_i * mem) {
     edgekv_recurrent_state now;
     now.save(recr);
     try {
-        m.set_cells(n_past);
+        m.set_cells(store.n_past);
     } catch (...) {
         mem->clear(false); // its cells are those of neither conversation
         throw;
     }
     // of all that follows nothing can fail
-    std::swap(s.layers, layers);
-    std::swap(s.n_past, n_past);
-    std::swap(s.boundary, boundary);
-    std::swap(s.archive, archive);
-    std::swap(s.lost_archive, lost_archive);
-    std::swap(s.n_bytes_peak, n_bytes_peak);
+    std::swap(s.layers, store.layers);
+    std::swap(s.n_past, store.n_past);
+    std::swap(s.boundary, store.boundary);
+    std::swap(s.archive, store.archive);
+    std::swap(s.lost_archive, store.lost_archive);
+    std::swap(s.n_bytes_peak, store.n_bytes_peak);
     std::swap(m.mark, mark);
     std::swap(m.n_mark, n_mark);
     ++s.version;
+    ++store.version;
     if (!recr) return;
     if (s.n_past == 0) recr->clear(false);
     else recurrent.restore();
@@ -44,8 +45,9 @@ void edgekv_parked::swap(llama_memory_i * mem) {
 }
 
 size_t edgekv_parked::n_bytes() const {
-    size_t n = recurrent.n_bytes() + mark.n_bytes() + (archive ? archive->n_bytes_memory() : 0);
-    for (const auto & l : layers)
+    size_t n = recurrent.n_bytes() + mark.n_bytes() +
+        (store.archive ? store.archive->n_bytes_memory() : 0);
+    for (const auto & l : store.layers)
         n += l->t.n_bytes() + l->recent.n_bytes() + l->row_pos.n_bytes() +
             l->n_rows() * sizeof(llama_pos);
     return n;

@@ -4,6 +4,12 @@
 
 #include "edgekv-cache.h"
 
+struct edgekv_parked;
+
+// see edgekv_step_several; throws edgekv_error, std::bad_alloc
+void edgekv_several(
+    llama_context & ctx, int32_t n, edgekv_parked * const * places, const llama_token * tokens);
+
 struct edgekv_parked {
     // an empty conversation for a context; throws std::bad_alloc
     explicit edgekv_parked(const edgekv_memory & m);
@@ -13,15 +19,12 @@ struct edgekv_parked {
     // one in the context may be gone. No prompt is being read, and no graph is at work
     void swap(llama_memory_i * mem);
     size_t n_bytes() const;
-    int64_t n_bytes_archive() const { return archive ? archive->n_bytes() : 0; }
+    int64_t n_bytes_archive() const { return store.archive ? store.archive->n_bytes() : 0; }
+
+    const uint64_t owner; // the context's memory
+    edgekv_store store;
 
 private:
-    uint64_t owner; // the context's memory
-    std::vector<std::unique_ptr<edgekv_layer>> layers;
-    llama_pos n_past = 0, boundary = 0;
-    std::unique_ptr<edgekv_archive> archive;
-    std::string lost_archive;
-    size_t n_bytes_peak = 0;
     edgekv_recurrent_state recurrent;
     edgekv_recurrent_state mark;
     llama_pos n_mark = -1;

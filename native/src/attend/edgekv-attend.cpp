@@ -39,14 +39,14 @@ struct attend_input : llm_graph_input_i {
     uint64_t version;
     // shapes do not depend on the lengths: the graph may be used again
     bool fixed = true;
+    int first = 0; // of its tokens, in a step of several conversations
     std::vector<std::unique_ptr<per_layer>> layers;
 
     attend_input(edgekv_store * s, ggml_backend_sched_t sched)
         : store(s), sched(sched), version(s->version) {}
 
     void set_input(const llama_ubatch * ubatch) override {
-        const int n = ubatch->n_tokens;
-        for (auto & pl : layers) set_layer(*pl, ubatch, n);
+        for (auto & pl : layers) set_layer(*pl, ubatch->pos + first, pl->n_tokens);
         std::set<edgekv_table *> tables;
         for (auto & pl : layers)
             if (pl->table) tables.insert(pl->table);
@@ -56,13 +56,13 @@ struct attend_input : llm_graph_input_i {
     }
 
     bool can_reuse(const llm_graph_params & params) override {
-        return fixed && store->version == version && !layers.empty() &&
+        return fixed && store->version == version && store->several.empty() && !layers.empty() &&
             layers[0]->n_tokens == (int) params.ubatch.n_tokens;
     }
 
 private:
     // of a layer that has the n new rows already
-    static void set_layer(per_layer & pl, const llama_ubatch * ubatch, int n) {
+    static void set_layer(per_layer & pl, const llama_pos * at, int n) {
         const edgekv_layer & l = *pl.l;
         std::vector<int64_t> idx((size_t) n * l.n_head_kv);
         for (int t = 0; t < n; ++t)
@@ -75,7 +75,7 @@ private:
             pl.start.resize(n);
             const auto & pos = l.pos[0]; // in order, the same for all heads
             for (int t = 0; t < n; ++t) {
-                const llama_pos oldest = l.oldest_seen(ubatch->pos[t]);
+                const llama_pos oldest = l.oldest_seen(at[t]);
                 pl.start[t] =
                     (int32_t) (std::lower_bound(pos.begin(), pos.end(), oldest) - pos.begin());
             }
@@ -148,8 +148,10 @@ void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
 } // namespace
 
 static attend_input * input_of(const llm_graph_context & g, edgekv_store * store) {
-    for (auto & i : g.res->inputs)
-        if (auto * a = dynamic_cast<attend_input *>(i.get())) return a;
+    for (auto & i : g.res->inputs) {
+        auto * a = dynamic_cast<attend_input *>(i.get());
+        if (a && a->store == store) return a;
+    }
     return (attend_input *) g.res->add_input(std::make_unique<attend_input>(store, g.sched));
 }
 
@@ -158,11 +160,11 @@ static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_l
     const edgekv_layer & l = *pl.l;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, l.t.k, l.t.v, l.recent.k, l.recent.v };
-    ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens,
+    ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, pl.n_tokens,
         pl.parts + (pl.archive != nullptr), a, l.recent.k ? 5 : 3, attend_part, GGML_N_TASKS_MAX,
         &pl);
     ggml_tensor * b[] = { parts, l.t.k, l.t.v, sinks };
-    return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3,
+    return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, pl.n_tokens, 1, b, sinks ? 4 : 3,
         attend_combine, GGML_N_TASKS_MAX, &pl);
 }
 
@@ -208,17 +210,18 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
     float scale) {
     attend_input & in = *input_of(g, store);
+    const int64_t n_tokens = q->ne[2];
     in.layers.push_back(std::make_unique<attend_input::per_layer>());
     auto & pl = *in.layers.back();
     pl.l = &l;
     pl.scale = scale;
     pl.cap = edgekv_softcap(g);
-    pl.n_tokens = (int) g.n_tokens;
-    pl.parts = edgekv_n_parts(g.n_tokens);
-    if (g.n_tokens == 1 && store->archive && store->archive->recalls(l))
+    pl.n_tokens = (int) n_tokens;
+    pl.parts = edgekv_n_parts(n_tokens);
+    if (n_tokens == 1 && store->archive && store->archive->recalls(l))
         pl.archive = store->archive.get();
     const bool on_cpu = ggml_backend_buft_is_host(l.buft);
-    if (g.n_tokens <= edgekv_table::MAX_TOKENS &&
+    if (n_tokens <= edgekv_table::MAX_TOKENS &&
         (on_cpu ? store->node_attend : !store->graph_attend)) {
         edgekv_table & table = table_of(*store, l.buft);
         if (ggml_tensor * node = attend_device(g, pl, q, sinks, table, store->node_attend)) {
@@ -228,7 +231,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
         }
     }
     if (k) {
-        pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv * g.n_tokens);
+        pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv * n_tokens);
         ggml_set_input(pl.idx);
         // a graph that is only reserved comes before such rows
         const bool waits = l.waits() && l.recent.k;
@@ -236,6 +239,28 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     }
     return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks)
                                           : attend_graph(g, in, pl, q, sinks);
+}
+
+// the same for a step of several conversations, whose tokens attend to rows of a store each
+static ggml_tensor * attend_several(const llm_graph_context & g, const edgekv_store * store,
+    int il_rows, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
+    float scale) {
+    const auto token = [&](ggml_tensor * x, int t) {
+        return x ? ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], 1, x->nb[1], x->nb[2], t * x->nb[2])
+                 : nullptr;
+    };
+    ggml_tensor * out = nullptr;
+    for (int t = 0; t < (int) g.n_tokens; ++t) {
+        edgekv_store * own = store->several[g.ubatch.seq_id[t][0]];
+        own->sched = g.sched;
+        auto & in = *input_of(g, own);
+        in.first = t;
+        in.fixed = false;
+        ggml_tensor * cur = attend_store(
+            g, own, *own->layers[il_rows], token(q, t), token(k, t), token(v, t), sinks, scale);
+        out = out ? ggml_concat(g.ctx0, out, cur, 2) : cur;
+    }
+    return out;
 }
 
 // latent attention gathers latent values [d_v, n_head, n_tokens]: each head makes its own of them
@@ -263,7 +288,9 @@ ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * st
     if (k && l.basis && l.basis->key_centre.t) k = ggml_sub(g.ctx0, k, l.basis->key_centre.t);
     ggml_tensor * cur = store->active
         ? store->active->attend(g, l, { il, q, k, v, sinks, kq_scale })
-        : attend_store(g, store, l, q, k, v, sinks, kq_scale);
+        : store->several.empty()
+        ? attend_store(g, store, l, q, k, v, sinks, kq_scale)
+        : attend_several(g, store, store->layers[il]->reads, q, k, v, sinks, kq_scale);
     if (v_mla) cur = from_latent(g, v_mla, cur);
     cur = ggml_reshape_2d(g.ctx0, cur, cur->ne[0] * cur->ne[1], cur->ne[2]);
     ggml_build_forward_expand(g.gf, cur);

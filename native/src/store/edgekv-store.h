@@ -57,6 +57,9 @@ struct edgekv_store {
     std::string lost_archive;                // why not any more
     edgekv_reader * active = nullptr;        // null: no prompt is being read
     edgekv_reader * paused = nullptr;        // whose prompt waits half read, null: nobody's
+    // of a step for several conversations: whose rows the tokens of each sequence attend to; empty:
+    // all tokens are this store's
+    std::vector<edgekv_store *> several;
 
     // that has the rows of all n_layer layers of the model; null: the CPU, or several
     ggml_backend_dev_t only_device(uint32_t n_layer) const;
