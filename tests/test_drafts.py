@@ -195,6 +195,7 @@ def test_a_text_that_repeats_itself_goes_on_so():
 def test_guesses_that_are_wrong_are_checked_no_more():
     costs = Costs()
     costs.took(1, 10.0)
+    costs.took(2, 12.5)
     guesses = Ngrams(Drafting("ngram-simple", 2), costs)
     rng, tokens, n = np.random.default_rng(0), [], []
     for _ in range(60):
@@ -207,9 +208,9 @@ def test_a_pass_costs_what_it_took_of_late():
     costs = Costs()
     assert costs.of(2) == [0, 1, 1]
     costs.took(1, 10.0)
-    assert costs.of(3) == [0, 10, 12.5, 15]
+    assert costs.of(3) == [0, 10, 10.5, 11]
     costs.took(5, 30.0)
-    assert costs.of(6) == [0, 10, 15, 20, 25, 30, 35]
+    assert costs.of(6) == [0, 10, 15, 20, 25, 30, 30.5]
     costs.took(5, 20.0)
     assert costs.of(5)[5] == pytest.approx(27)
 

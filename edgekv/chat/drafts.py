@@ -51,7 +51,9 @@ class Costs:
 
     WEIGHT = 0.3  # of the newest pass
     LATE = 256  # passes after which one says nothing any more
-    GROWTH = 0.25  # share of a pass of one token that each further one takes, until it is known
+    # Share of a pass of one token that each further one takes, until it is known: less than is
+    # likely, so that longer drafts are tried, and their time is known
+    GROWTH = 0.05
 
     def __init__(self) -> None:
         self._ms: dict[int, tuple[float, int]] = {}
@@ -76,8 +78,7 @@ class Costs:
             step = (known[n] - found[-1]) / (n - last)
             found += [found[-1] + step * i for i in range(1, n - last + 1)]
             last = n
-        slope = (found[-1] - one) / (last - 1) if last > 1 else self.GROWTH * one
-        found += [found[-1] + slope * i for i in range(1, most - last + 1)]
+        found += [found[-1] + self.GROWTH * one * i for i in range(1, most - last + 1)]
         return found
 
 
