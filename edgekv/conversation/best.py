@@ -45,8 +45,9 @@ def best(
 
     def usable(x: Entry) -> int:
         n = x.reachable(prompt)
-        is_end = n in (len(prompt), x.mark, x.least) or (n, len(prompt)) == x.turn
-        return n if is_end or _is_worth(llm, x, n, n) else 0
+        if n == len(prompt) or (n, len(prompt)) == x.turn or _is_worth(llm, x, n, n):
+            return n
+        return max((end for end in (x.least, x.mark) if 0 < end <= n), default=0)
 
     def order(x: Entry) -> tuple[object, ...]:
         named = name is not None and x.name == name
