@@ -158,7 +158,7 @@ SLOW = 'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}'
 def test_a_grammar_that_takes_too_long_gives_up_and_sooner_where_it_is_stopped(llm, is_stopped):
     a, stop = llm.tokenize(b"a", add_bos=False)[0], c_bool()
     with pytest.raises(EdgeKVError) as raised:
-        sampler = chat.Sampler(llm._model.model, {"temperature": 0, "grammar": SLOW}, stop)
+        sampler = chat.SamplerHandle(llm._model.model, {"temperature": 0, "grammar": SLOW}, stop)
         stop.value = is_stopped
         for _ in range(100):
             sampler.draw(logits_for(llm, a))

@@ -112,7 +112,7 @@ def _size(value: Any, name: str) -> int | None:
 def _method(value: Any, name: str) -> str:
     from edgekv.methods import get
 
-    return "auto" if value == "auto" else get(value).name
+    return "auto" if value == "auto" else get(str(value)).name
 
 
 def _one_of(*choices: str) -> Check:
