@@ -626,7 +626,7 @@ void test_branches(
             if (!l->selects()) continue;
             auto t = edgekv_tensors::make(l->buft, *l, n_new, "more");
             for (ggml_tensor * x : t.own()) memset(x->data, 0, ggml_nbytes(x));
-            for (int k = 0; k < l->n_head_kv; ++k) a.put(*l, k, begin, n_new, t, 0);
+            for (int k = 0; k < l->n_head_kv; ++k) a.put(*l, k, begin, n_new, t, 0, true);
         }
         a.n_tokens = begin + n_new;
     };
@@ -687,7 +687,7 @@ void test_archive() {
         for (int begin = 0, n; begin < N; begin += n) {
             n = std::min(rnd.range(1, 90), N - begin);
             for (int k = l.n_head_kv - 1; k >= 0; --k)
-                archive.put(l, k, begin, n, t, k * N + begin);
+                archive.put(l, k, begin, n, t, k * N + begin, true);
         }
         for (int k = 0; k < l.n_head_kv; ++k) {
             const int begin = rnd.below(N), n = rnd.below(N - begin + 1);
@@ -786,11 +786,12 @@ void test_index() {
         whole.set_resident({}, N);
         int64_t n = 0;
         for (int64_t n_new : { FEW, 1, 100, N - FEW - 101 }) {
-            const int64_t from = pieces.wants_from(n, n_new);
+            const int64_t from = pieces.wants_from(n, n_new, true);
             pieces.put(from, n + n_new - from, &keys[from * D]);
             n += n_new;
         }
-        check(pieces.wants_from(N, 1) == N, "index: all keys again for one more");
+        check(pieces.wants_from(N, N, false) == N, "index: no codes anew for what is written");
+        check(pieces.wants_from(N, 1, true) == N, "index: all keys again for one more");
         pieces.set_resident({}, N);
         const double x = lost(whole, keys, N, D), y = lost(pieces, keys, N, D);
         check(x < before && y < 1.3 * x, "index: %d bits lose %g, in pieces %g", bits, x, y);

@@ -128,7 +128,7 @@ void edgekv_scratches::archive(const edgekv_layer & l) const {
     const auto & s = of(l);
     for (int k = 0; k < l.n_head_kv; ++k)
         prompt.store->archive->put(
-            l, k, prompt.pos0, prompt.n_tokens, s.t, s.origin(l, k, 0) + l.len[k]);
+            l, k, prompt.pos0, prompt.n_tokens, s.t, s.origin(l, k, 0) + l.len[k], true);
 }
 
 const edgekv_layer & edgekv_scratches::in_work() const {

@@ -116,7 +116,7 @@ int64_t edgekv_archive::at(const place & p, int head, llama_pos token) const {
 }
 
 void edgekv_archive::put(const edgekv_layer & l, int head, llama_pos begin, int64_t n,
-    const edgekv_tensors & rows, int64_t at_row) {
+    const edgekv_tensors & rows, int64_t at_row, bool is_read) {
     if (n <= 0) return;
     own(begin);
     const auto from = rows.own();
@@ -134,7 +134,7 @@ void edgekv_archive::put(const edgekv_layer & l, int head, llama_pos begin, int6
         file->n_written = std::max(file->n_written, (llama_pos) (begin + n));
         if (i == 0 && recalls(l)) {
             auto & x = index[l.il][head];
-            const llama_pos from = (llama_pos) x.wants_from(begin, n);
+            const llama_pos from = (llama_pos) x.wants_from(begin, n, is_read);
             const int64_t n_all = begin + n - from;
             std::vector<char> before((begin - from) * p.row_bytes);
             if (!file->read(before.data(), before.size(), at(p, head, from))) throw failed("read");

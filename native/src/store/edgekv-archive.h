@@ -32,9 +32,10 @@ struct edgekv_archive {
     // What comes is read behind the archive
     bool went_back = false;
     // Rows of tokens [begin, begin + n) of one head: row `at` of `rows` is the first. Types are
-    // converted. Throws edgekv_error if the file cannot take or give them
+    // converted. is_read: the tokens are a prompt's. Throws edgekv_error if the file cannot take or
+    // give them
     void put(const edgekv_layer & l, int head, llama_pos begin, int64_t n,
-        const edgekv_tensors & rows, int64_t at);
+        const edgekv_tensors & rows, int64_t at, bool is_read);
     void get(const edgekv_layer & l, int head, llama_pos begin, int64_t n, edgekv_tensors & rows,
         int64_t at);
     // The store has these rows of a layer, and n_past tokens may be recalled: then `group` for each

@@ -15,8 +15,9 @@ edgekv_codebook edgekv_index::book() const {
     return { d, n_parts, n_dims, type, basis.data(), centres.data(), mean.data(), ends.data() };
 }
 
-int64_t edgekv_index::wants_from(int64_t begin, int64_t n_new) const {
-    const bool anew = n_judged == 0 || (n_judged < ENOUGH && begin + n_new >= 2 * n_judged);
+int64_t edgekv_index::wants_from(int64_t begin, int64_t n_new, bool is_read) const {
+    const bool is_few = n_judged < ENOUGH && begin + n_new >= 2 * n_judged;
+    const bool anew = n_judged == 0 || (is_read && is_few);
     return anew ? 0 : begin;
 }
 

@@ -17,9 +17,10 @@ public:
     edgekv_index(int d, int bits);
     // keys [n, d] of tokens [begin, begin + n), in order; what lay behind `begin` is forgotten.
     // `begin` has to be what `wants_from` says: while keys are few, all come again with those that
-    // follow, and the codes are made anew for them
+    // follow, and the codes are made anew for them. is_read: they are a prompt's. Keys that are
+    // written never make codes anew: an answer would depend on what came behind it before
     void put(int64_t begin, int64_t n, const float * keys);
-    int64_t wants_from(int64_t begin, int64_t n) const;
+    int64_t wants_from(int64_t begin, int64_t n, bool is_read) const;
     int64_t judged() const { return n_judged; }
     int64_t known() const { return n_seen; } // tokens that may be recalled
     void cut(int64_t n_tokens);              // tokens behind these are forgotten

@@ -60,9 +60,9 @@ static void archive_newest(edgekv_archive & archive, const edgekv_layer & l, int
     const int32_t n_waiting = std::min(n, l.n_recent), n_rounded = n - n_waiting;
     for (int k = 0; k < l.n_head_kv; ++k) {
         archive.put(
-            l, k, archive.n_tokens, n_rounded, l.t, l.first[k] + l.n_rounded(k) - n_rounded);
+            l, k, archive.n_tokens, n_rounded, l.t, l.first[k] + l.n_rounded(k) - n_rounded, false);
         archive.put(l, k, archive.n_tokens + n_rounded, n_waiting, l.recent,
-            (int64_t) k * l.cap_recent + l.n_recent - n_waiting);
+            (int64_t) k * l.cap_recent + l.n_recent - n_waiting, false);
     }
 }
 
