@@ -133,6 +133,17 @@ def test_the_more_is_recalled_the_nearer_is_the_full_cache(tiny, text, nmse, kin
     )  # what memory has is rounded
 
 
+def test_recall_goes_on_as_long_as_an_answer(tiny, text, nmse):
+    """An answer that is longer than its prompt: keys that come do not take those before along."""
+    path, prompt, answer = tiny("llama-gqa"), text(120), text(160, 7)
+    own, full = (
+        load(path, after=prompt, **how)
+        for how in ({"kv_ratio": 0.3, "kv_recall": 0.05}, {"kv_ratio": 1})
+    )
+    far = [nmse(feed(own, [token]), feed(full, [token])) for token in answer]
+    assert max(far[128:]) < 0.1, far[128:]
+
+
 def test_the_index_counts_as_a_part_of_the_cache(tiny, text):
     path, tokens, limits = tiny("llama-gqa"), text(1000), {**LIMITS, "kv_ratio": 0.3}
     without, llm = (
