@@ -189,7 +189,7 @@ class RoundedAsker(Asker):
 
 
 def make(o: argparse.Namespace, cache: str) -> Asker:
-    if ":" not in cache:
+    if cache.partition(":")[0] not in RECIPES:
         return recall.asker(o, cache)
     return RoundedAsker(recall.asker(o, recall.FULL).llm, Rounding.parse(cache))
 
