@@ -57,7 +57,7 @@ def test_prompts_go_through_our_kernel_where_flash_attention_takes_no_such_rows(
         compare(tiny(name), kind, program("fake-device.so"), brief=True, **more)
         for more in ({}, {"FAKE_NO_FLASH": "1"})
     )
-    assert ours["n_ours"] > plain["n_ours"] + 20  # chunks of prompts, in each layer
+    assert ours["n_ours"] > plain["n_ours"] + 10  # chunks of prompts, in each layer
     # a summary's groups may be others
     assert ours["nmse"]["random"] < LIMITS.get(kind, 1e-2) and max(ours["nmse"].values()) < 3e-2
     assert min(ours["same"].values()) > 0.98, ours["same"]

@@ -542,7 +542,7 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
         &a.book, a.codes, index.n_padded, q.data(), d_k, n_query, steps.data(), step.data());
     std::vector<double> best(n, 0);
     for (int h = 0; h < n_query; ++h) {
-        const auto * s = &steps[(size_t) h * index.n_padded];
+        const auto * s = steps.data() + (size_t) h * index.n_padded;
         const int most = n ? *std::max_element(s, s + n) : 0;
         double sum = 0;
         for (int r = 0; r < n; ++r) sum += std::exp(0.125 * step[h] * (s[r] - most));

@@ -26,6 +26,8 @@ void * operator new(size_t n) {
     if (void * p = n > (size_t) 1 << 30 ? nullptr : malloc(std::max<size_t>(n, 1))) return p;
     throw std::bad_alloc();
 }
+// a stable sort asks for its buffer so
+void * operator new(size_t n, const std::nothrow_t &) noexcept { return malloc(n); }
 void operator delete(void * p) noexcept { free(p); }
 void operator delete(void * p, size_t) noexcept { free(p); }
 
