@@ -792,6 +792,10 @@ void test_index() {
             pieces.put(from, n + n_new - from, &keys[from * D]);
             n += n_new;
         }
+        check(pieces.known() == 0, "index: nothing may be recalled yet");
+        pieces.set_resident({}, FEW);
+        pieces.put(0, N, keys.data());
+        check(pieces.known() == FEW, "index: new codes of the same keys take nothing away");
         check(pieces.wants_from(N, N, false) == N, "index: no codes anew for what is written");
         check(pieces.wants_from(N, 1, true) == N, "index: all keys again for one more");
         pieces.set_resident({}, N);

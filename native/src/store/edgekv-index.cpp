@@ -23,7 +23,7 @@ int64_t edgekv_index::wants_from(int64_t begin, int64_t n_new, bool is_read) con
 
 void edgekv_index::put(int64_t begin, int64_t n_new, const float * keys) {
     if (n_new <= 0) return;
-    cut(begin);
+    if (begin + n_new < n) cut(begin + n_new);
     if (begin == 0) {
         basis.resize(n_dims * ggml_row_size(type, d));
         centres.resize((size_t) n_dims * EDGEKV_CENTRES);

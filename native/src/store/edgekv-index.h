@@ -15,7 +15,7 @@ public:
     static constexpr int MOST_BITS = 128; // for each 64 values of a key
     // bits: for each 64 of the d values of a key, a multiple of 4
     edgekv_index(int d, int bits);
-    // keys [n, d] of tokens [begin, begin + n), in order; what lay behind `begin` is forgotten.
+    // keys [n, d] of tokens [begin, begin + n), in order; what lay behind those is forgotten.
     // `begin` has to be what `wants_from` says: while keys are few, all come again with those that
     // follow, and the codes are made anew for them. is_read: they are a prompt's. Keys that are
     // written never make codes anew: an answer would depend on what came behind it before
