@@ -174,7 +174,7 @@ def test_a_server_writes_the_same_with_drafts(tiny, text, n_parallel):
     expected, _ = answers(tiny, prompts, 1)
     got, totals = answers(tiny, prompts, n_parallel, spec_type="ngram-simple")
     assert [said for _, said in got] == [said for _, said in expected]
-    assert all(isinstance(done, Done) and done.n_written == 120 for done, _ in got)
+    assert all(isinstance(done, Done) and done.counts.n_written == 120 for done, _ in got)
     assert 0 < totals.drafts.n_right <= totals.drafts.n_tokens
     assert totals.n_decodes < 360
 

@@ -115,7 +115,7 @@ def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
         for prompt, log in zip(prompts, logs):
             worker.submit(Job(request(prompt), log))
         for log in logs:
-            assert log.wait().n_written == 30
+            assert log.wait().counts.n_written == 30
             texts.append(log.text)
     assert together == alone
 
@@ -179,7 +179,7 @@ def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
     assert not log.over.is_set()
     after = Log()
     worker.submit(Job(request(text(30)), after))
-    assert after.wait().n_written == 30
+    assert after.wait().counts.n_written == 30
 
 
 def test_a_job_that_waits_leaves_when_it_is_stopped(working, text):
@@ -212,7 +212,7 @@ def test_a_second_conversation_costs_the_first_nothing(working, text):
     for prompt in (first, second, (*first, *text(20, 2)), (*second, *text(20, 3))):
         log = Log()
         worker.submit(Job(request(prompt, 1), log))
-        cached.append(log.wait().n_cached)
+        cached.append(log.wait().counts.n_cached)
     assert cached[:2] == [0, 0] and min(cached[2:]) >= 300
 
 
@@ -223,7 +223,7 @@ def test_a_document_is_not_read_again_for_another_question(working, text):
         log = Log()
         prompt = Prompt([*document, *text(90, i + 1)], cuts=(300,))
         worker.submit(Job(Request(prompt, Sampling(temperature=0), 3), log))
-        cached.append(log.wait().n_cached)
+        cached.append(log.wait().counts.n_cached)
     assert cached == [0, 300, 300]
 
 
@@ -263,7 +263,7 @@ def test_an_error_ends_its_own_answer_only(working, text):
     worker.submit(Job(request(text(20), constraint={"grammar": "root ::= ("}), bad))
     worker.submit(Job(request(text(20)), good))
     assert bad.wait().error.status == 400
-    assert good.wait().n_written == 30
+    assert good.wait().counts.n_written == 30
 
 
 def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
@@ -282,7 +282,7 @@ def test_a_grammar_that_takes_minutes_ends_its_own_answer_only(working, text):
     worker.submit(Job(request(text(20), constraint={"grammar": grammar}), slow))
     worker.submit(Job(request(text(20)), after))
     assert "takes too long" in slow.wait().error.message
-    assert after.wait().n_written == 30
+    assert after.wait().counts.n_written == 30
 
 
 def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):

@@ -101,7 +101,7 @@ def asked(tokens, n=12):
 def alone(worker: Worker, tokens, n=12) -> list[object]:
     log = Shared()
     worker.submit(Job(asked(tokens, n), log))
-    assert log.wait().n_written == n
+    assert log.wait().counts.n_written == n
     return log.told
 
 
@@ -142,7 +142,10 @@ def check_that_others_are_answered(working, *model, **more):
     assert order.index(("first", Done)) < order.index(("second", Done))
     assert order.index(("second", Done)) < order.index(("long", Written))
     assert [log.told for log in (reader, *logs)] == wanted
-    assert [(end.n_prompt, end.n_cached) for end in ends] == [(N_LONG, 0), *[(N_SHORT, 0)] * 2]
+    assert [(end.counts.n_prompt, end.counts.n_cached) for end in ends] == [
+        (N_LONG, 0),
+        *[(N_SHORT, 0)] * 2,
+    ]
 
 
 def busy(worker: Worker, guest: Shared, tokens=None, at=4) -> tuple[Shared, Job, Job]:
@@ -207,7 +210,7 @@ def test_who_reads_is_stopped_while_another_one_is_answered(working, eager, kind
     worker = working()
     guest = Acting(lambda: worker.cancel(reader), kind, n)
     log, reader, _ = busy(worker, guest)
-    assert guest.wait().n_written == 40 and guest.told == wanted[1]
+    assert guest.wait().counts.n_written == 40 and guest.told == wanted[1]
     until(lambda: not worker.active())
     assert not log.over.is_set() and not log.told
     assert guest.order[-1] == ("guest", Done)
@@ -220,7 +223,7 @@ def test_who_is_answered_meanwhile_is_stopped(working, eager, kind, n):
     worker = working()
     guest = Acting(lambda: worker.cancel(job), kind, n)
     log, _, job = busy(worker, guest)
-    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.wait().counts.n_written == 12 and log.told == wanted
     assert not guest.over.is_set() and isinstance(guest.events[-1], kind)
 
 
@@ -232,7 +235,7 @@ def test_an_error_of_another_one_does_not_reach_who_reads(working, eager, gramma
     log = Shared("long", failed.order, {4: lambda: worker.submit(bad)})
     worker.submit(Job(asked(some(N_LONG)), log))
     assert isinstance(failed.wait(), Failed)
-    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.wait().counts.n_written == 12 and log.told == wanted
     assert log.order.index(("failed", Failed)) < log.order.index(("long", Written))
 
 
@@ -247,7 +250,7 @@ def test_an_error_of_who_reads_does_not_reach_others(working, eager, monkeypatch
         broken.setattr(Prefill, "resume", resume)
         log, _, _ = busy(worker, guest)
         assert log.wait().error.message == "no memory" and not log.told
-    assert guest.wait().n_written == 40 and guest.told == wanted[1]
+    assert guest.wait().counts.n_written == 40 and guest.told == wanted[1]
     assert alone(worker, some(N_LONG)) == wanted[0]
 
 
@@ -263,7 +266,7 @@ def test_an_error_in_comparing_a_prompt_does_not_reach_who_reads(working, eager,
     monkeypatch.setattr(Turns, "settled", settled)
     log, _, _ = busy(worker, guest, some(300, 1))
     assert guest.wait().error.message == "no such text"
-    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.wait().counts.n_written == 12 and log.told == wanted
     assert log.order.index(("guest", Failed)) < log.order.index(("long", Written))
 
 
@@ -272,7 +275,7 @@ def test_a_fault_in_another_one_does_not_reach_who_reads(working, eager):
     worker = working()
     guest = Acting(lambda: 1 // 0)
     log, _, _ = busy(worker, guest)
-    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.wait().counts.n_written == 12 and log.told == wanted
     assert guest.wait().error.status == 500
 
 
@@ -297,7 +300,7 @@ def test_a_full_queue_is_full_while_a_prompt_is_read(working, eager):
 
     log = Shared("long", order, {4: come})
     worker.submit(Job(asked(some(N_LONG)), log))
-    assert [x.wait().n_written for x in (log, *logs)] == [12] * 3 and refused == [503]
+    assert [x.wait().counts.n_written for x in (log, *logs)] == [12] * 3 and refused == [503]
     # who waited takes the place of the one that was answered
     assert order.index(("third", Done)) < order.index(("long", Written))
 
@@ -318,7 +321,7 @@ def test_a_long_conversation_goes_on_with_a_short_question(working, eager):
     worker, guest = working(), Shared("guest")
     alone(worker, first, 1)
     log, _, _ = busy(worker, guest, [*first, *more])
-    assert log.wait() and guest.wait().n_cached >= 300
+    assert log.wait() and guest.wait().counts.n_cached >= 300
     assert log.order.index(("guest", Done)) < log.order.index(("long", Written))
 
 
@@ -336,13 +339,13 @@ def test_a_conversation_goes_on_behind_what_was_read_in_parts(working, eager, na
         come = partial(worker.submit, Job(asked(some(N_SHORT, 3)), guest))
         log = Shared("long", guest.order, {12: come} if disturbed else {})
         worker.submit(Job(whole, log))
-        ends.append(log.wait().n_cached)
+        ends.append(log.wait().counts.n_cached)
         if disturbed:
             assert log.order.index(("guest", Done)) < log.order.index(("long", Written))
         told.append(log.told)
         log = Shared()  # another question about the document
         worker.submit(Job(asked([*first, *document, *some(50, 4)]), log))
-        ends.append(log.wait().n_cached)
+        ends.append(log.wait().counts.n_cached)
         told.append(log.told)
     assert told[:2] == told[2:] and ends[:2] == ends[2:]
 
@@ -427,7 +430,7 @@ def test_time_that_was_lent_to_others_is_not_the_readers(working, eager):
     done = reader.wait()
     assert sum(slept) > 1
     most = 1e3 * (time.perf_counter() - begin - sum(slept))
-    assert done.read_ms <= most
+    assert done.counts.read_ms <= most
     assert max(event.ms for event in reader.events if isinstance(event, Progress)) <= most
 
 

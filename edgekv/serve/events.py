@@ -94,31 +94,12 @@ class Done:
     finish: str
     stop_text: str | None
     """The text of the request's that ended it."""
-    n_prompt: int
-    n_cached: int
     tokens: tuple[int, ...]
     """Tokens that were written."""
-    read_ms: float
-    write_ms: float
+    counts: Counts
     cache: Cache
     n_decodes: int = 0
     """Calls of llama.cpp that it took."""
-    drafts: Drafts = Drafts()
-
-    @property
-    def n_written(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def counts(self) -> Counts:
-        return Counts(
-            self.n_prompt,
-            self.n_cached,
-            self.n_written,
-            self.read_ms,
-            self.write_ms,
-            self.drafts,
-        )
 
 
 @dataclass(frozen=True)

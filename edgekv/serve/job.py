@@ -267,14 +267,10 @@ class Job:
             Done(
                 finish,
                 self._stops.found,
-                self.n_prompt,
-                self.n_cached,
                 tuple(self._tokens[self.n_prompt :]),
-                self.read_ms,
-                self.write_ms,
+                self.counts,
                 self._cache(),
                 self._n_decodes,
-                self.drafts,
             )
         )
 

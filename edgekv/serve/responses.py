@@ -306,13 +306,13 @@ class _Writer(Writer):
     def finished(self, done: Done) -> dict[str, Any]:
         """The whole response."""
         self._close()
-        is_cut = done.finish == "length"
+        is_cut, counts = done.finish == "length", done.counts
         usage = {
-            "input_tokens": done.n_prompt,
-            "input_tokens_details": {"cached_tokens": done.n_cached, "cache_write_tokens": 0},
-            "output_tokens": done.n_written,
+            "input_tokens": counts.n_prompt,
+            "input_tokens_details": {"cached_tokens": counts.n_cached, "cache_write_tokens": 0},
+            "output_tokens": counts.n_written,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": done.n_prompt + done.n_written,
+            "total_tokens": counts.n_prompt + counts.n_written,
         }
         return {
             **self._response,

@@ -29,13 +29,14 @@ class Totals:
     _lock: Any = field(default_factory=threading.Lock)
 
     def add(self, done: Done) -> None:
+        counts = done.counts
         with self._lock:
             self.n_answers, self.cache = self.n_answers + 1, done.cache
-            self.n_most = max(self.n_most, done.n_prompt + done.n_written)
-            self.n_prompt += done.n_prompt - done.n_cached
-            self.n_cached += done.n_cached
-            self.n_written += done.n_written
+            self.n_most = max(self.n_most, counts.n_prompt + counts.n_written)
+            self.n_prompt += counts.n_prompt - counts.n_cached
+            self.n_cached += counts.n_cached
+            self.n_written += counts.n_written
             self.n_decodes += done.n_decodes
-            self.drafts += done.drafts
-            self.read_s += done.read_ms / 1e3
-            self.write_s += done.write_ms / 1e3
+            self.drafts += counts.drafts
+            self.read_s += counts.read_ms / 1e3
+            self.write_s += counts.write_ms / 1e3

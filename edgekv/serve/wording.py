@@ -15,13 +15,15 @@ FINGERPRINT = f"b-edgekv-{__version__}"
 
 def usage(dones: Sequence[Done], n: int = 1) -> dict[str, Any]:
     """Of answers of which n each share a prompt, which counts once."""
-    n_prompt = sum(done.n_prompt for done in dones[::n])
-    n_written = sum(done.n_written for done in dones)
+    n_prompt = sum(done.counts.n_prompt for done in dones[::n])
+    n_written = sum(done.counts.n_written for done in dones)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_written,
         "total_tokens": n_prompt + n_written,
-        "prompt_tokens_details": {"cached_tokens": sum(done.n_cached for done in dones[::n])},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(done.counts.n_cached for done in dones[::n])
+        },
     }
 
 
