@@ -45,9 +45,8 @@ ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * st
 // failed leaves no trace in the store. edgekv_last_error then says why
 int32_t edgekv_decode(llama_context * ctx, const llama_batch & batch);
 
-// graph_compute: the same; products of weights with several tokens are ours where that is faster
-enum ggml_status edgekv_compute(
-    llama_memory_i * mem, ggml_backend_sched_t sched, ggml_cgraph * gf, bool several);
+// graph_compute: the same; with a store products of weights are ours where that is faster
+enum ggml_status edgekv_compute(llama_memory_i * mem, ggml_backend_sched_t sched, ggml_cgraph * gf);
 
 // the scheduler: whether prompts are planned slice by slice, for which it must keep one copy of
 // each input and not the several of pipeline parallelism

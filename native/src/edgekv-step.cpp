@@ -1,4 +1,4 @@
-// A step's graph while it is computed: products of weights with several tokens by edgekv's kernel
+// A step's graph while it is computed: products of weights by edgekv's kernels
 #include "edgekv-cache.h"
 #include "edgekv-hooks.h"
 #include "edgekv-switches.h"
@@ -7,9 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
-ggml_status edgekv_compute(
-    llama_memory_i * mem, ggml_backend_sched_t sched, ggml_cgraph * gf, bool several) {
-    const auto * store = several ? edgekv_store_of(mem) : nullptr;
+ggml_status edgekv_compute(llama_memory_i * mem, ggml_backend_sched_t sched, ggml_cgraph * gf) {
+    const auto * store = edgekv_store_of(mem);
     const auto in_main_memory = [](const auto & l) { return ggml_backend_buft_is_host(l->buft); };
     if (!store || store->active || !edgekv_switches::products() ||
         !std::all_of(store->layers.begin(), store->layers.end(), in_main_memory))

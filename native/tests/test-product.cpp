@@ -119,6 +119,58 @@ void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows,
     for (auto * c : { of_weight, ctx }) ggml_free(c);
 }
 
+// A few tokens: what each gets, and that it does not depend on how many others there are
+void test_few(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows) {
+    constexpr int MOST = 16;
+    random_source rnd(7);
+    std::vector<float> w((size_t) n_rows * n_in), x((size_t) MOST * n_in);
+    for (auto * all : { &w, &x })
+        for (float & value : *all) value = rnd.normal();
+    std::fill_n(x.begin() + n_in, n_in, 0.0f); // a token of nothing
+    const std::vector<char> rows = quantised(type, w, n_in);
+    const ggml_init_params params = { 40 * ggml_tensor_overhead(), nullptr, true };
+    ggml_context *of_weight = ggml_init(params), *ctx = ggml_init(params);
+    ggml_tensor * weight = ggml_new_tensor_2d(of_weight, type, n_in, n_rows);
+    ggml_tensor * tokens = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_in, MOST);
+    std::vector<ggml_tensor *> nodes; // of the first 1, 2, ... tokens
+    for (int n = 1; n <= MOST; ++n)
+        nodes.push_back(
+            ggml_mul_mat(ctx, weight, ggml_view_2d(ctx, tokens, n_in, n, tokens->nb[1], 0)));
+    auto * here = ggml_backend_alloc_ctx_tensors_from_buft(of_weight, buft);
+    auto * there = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type());
+    if (buft != ggml_backend_cpu_repack_buffer_type() || weight->extra) {
+        ggml_backend_tensor_set(weight, rows.data(), 0, rows.size());
+        memcpy(tokens->data, x.data(), x.size() * sizeof(float));
+        const auto * alone = (const float *) nodes.back()->data; // each token's, among all others
+        for (int n = MOST; n > 0; --n) {
+            ggml_tensor * node = nodes[n - 1];
+            const size_t n_words = edgekv_cpu_product_words(node);
+            if (n_words == 0) break;
+            for (int nth = 1; nth <= 3; nth += 2) {
+                work words(n_words);
+                std::fill_n((float *) node->data, ggml_nelements(node), NAN);
+                run(node, words, nth);
+                nmse error;
+                for (int t = 0; t < n; ++t)
+                    for (int r = 0; r < n_rows; ++r) {
+                        double sum = 0;
+                        for (int i = 0; i < n_in; ++i)
+                            sum += (double) w[(size_t) r * n_in + i] * x[(size_t) t * n_in + i];
+                        error.add(((const float *) node->data)[(size_t) t * n_rows + r], sum);
+                    }
+                check(error.value() < MAX_NMSE_TOKENS, "%d tokens of %s in %s: NMSE %g", n,
+                    ggml_type_name(type), ggml_backend_buft_name(buft), error.value());
+            }
+            const bool alike = !memcmp(node->data, alone, ggml_nbytes(node));
+            check(alike || edgekv_cpu_product_words(nodes[0]) == 0,
+                "%s in %s: a token of %d has other results", ggml_type_name(type),
+                ggml_backend_buft_name(buft), n);
+        }
+    }
+    for (auto * buffer : { here, there }) ggml_backend_buffer_free(buffer);
+    for (auto * c : { of_weight, ctx }) ggml_free(c);
+}
+
 // each token meets the weights of the experts that it chose, experts that nobody chose among them
 void test_experts(ggml_type type, ggml_backend_buffer_type_t buft, bool each_its_own) {
     constexpr int n_in = 256, n_rows = 40, n_expert = 5, n_used = 3, n_tokens = 70, n = 210;
@@ -188,6 +240,9 @@ int main() {
             { ggml_backend_cpu_buffer_type(), ggml_backend_cpu_repack_buffer_type() }) {
             for (int n_tokens : { 70, 200 })
                 for (bool whole : { true, false }) test(type, buft, 512, 40, n_tokens, whole);
+            for (int n_in : { 64, 512, 768 })
+                if (n_in % ggml_blck_size(type) == 0) test_few(type, buft, n_in, 40);
+            test_few(type, buft, 33 * 1024, 8); // scales of a row are made in several parts
             for (bool each_its_own : { false, true }) test_experts(type, buft, each_its_own);
         }
     }

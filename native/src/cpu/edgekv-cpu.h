@@ -190,6 +190,7 @@ struct edgekv_product_job {
     std::atomic<int32_t> n_ready, next; // 0 when the node begins
     double ms = 0;                      // that it took, from thread 0
     bool levels = false;                // weights and tokens were multiplied in 8 bits
+    bool has_unpacked = false;          // `unpacked` has it now
 };
 // The function of a custom node with the sources of that MUL_MAT or MUL_MAT_ID; job:
 // edgekv_product_job. All nth threads have to run it side by side.

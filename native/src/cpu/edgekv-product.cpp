@@ -1,6 +1,7 @@
 // Products of quantised weights with many tokens, for the registers that this file is compiled for
 #include "edgekv-cpu.h"
 #include "edgekv-fastest.h"
+#include "edgekv-few.h"
 #include "edgekv-int8.h"
 #include "edgekv-product.h"
 
@@ -9,7 +10,6 @@
 
 #include <cstdlib>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 using namespace edgekv;
@@ -122,6 +122,11 @@ int64_t edgekv_cpu_product_min_repacked(ggml_type type) {
 #endif
 }
 
+// whether the CPU backend has repacked a weight
+static bool stand_side_by_side(const ggml_tensor * w) {
+    return w->buffer && w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+}
+
 size_t edgekv_cpu_product_words(const ggml_tensor * node) {
     const ggml_tensor *w = node->src[0], *x = node->src[1], *ids = node->src[2];
     const bool by_expert = node->op == GGML_OP_MUL_MAT_ID;
@@ -136,15 +141,17 @@ size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
     const int64_t n_expert = w->ne[2], n_each = n_tokens / n_expert;
     if (!ggml_is_quantized(w->type) || n_tokens > INT32_MAX / 2) return 0;
     auto * buft = w->buffer ? w->buffer->buft : nullptr;
-    const bool repacked = buft && buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+    const bool repacked = stand_side_by_side(w);
     if (buft && buft != ggml_backend_cpu_repack_buffer_type() && !ggml_backend_buft_is_host(buft))
         return 0;
+    const bool is_known = !repacked || (w->ne[1] % 8 == 0 && knows_side_by_side(w->type));
+    if (const size_t n = is_known ? few_words(w, n_tokens, repacked) : 0) return n;
     const int64_t min_repacked = edgekv_cpu_product_min_repacked(w->type);
     if (n_expert > 1 && multiplies_f32(w->type)) return 0; // f32 is slower for few tokens
     if (n_expert > 1 ? n_each < EXPERT_MIN || (repacked && min_repacked == INT64_MAX)
                      : n_each < (repacked ? min_repacked : product_min(w->type)))
         return 0;
-    if (repacked && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
+    if (!is_known) return 0;
     return with_words(w->type, [&](auto words) {
         using kernel = product<decltype(words)>;
         // each expert's tokens are filled up
@@ -169,7 +176,7 @@ template <class W>
 static std::vector<product<W>> products_of(
     const ggml_tensor * node, uint32_t * words, std::vector<int32_t> & at) {
     const ggml_tensor *w = node->src[0], *x = node->src[1], *ids = node->src[2];
-    const bool sides = w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+    const bool sides = stand_side_by_side(w);
     product<W> p = { { (const char *) w->data, w->nb[1], w->type, sides }, (int) w->ne[0],
         (int) w->ne[1], (int) ggml_nrows(x), (const float *) x->data, (float *) node->data, words };
     if (!ids) return { p };
@@ -205,10 +212,7 @@ static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) 
     const auto products = products_of<W>(node, aligned(job.words), at);
     if (!job.has_words) {
         for (const auto & p : products) p.make_words(ith, nth);
-        // everybody's words are wanted by all; the threads run side by side, so the wait is short
-        job.n_ready.fetch_add(1, std::memory_order_acq_rel);
-        for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
-            if (spins > 1000) std::this_thread::yield();
+        wait_for_words(job, nth);
     }
     int taken = job.next++, before = 0;
     for (const auto & p : products) {
@@ -221,10 +225,19 @@ static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) 
 void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * data) {
     auto & job = *(edgekv_product_job *) data;
     const int64_t begin = ggml_time_us();
-    with_words(dst->src[0]->type, [&](auto words) {
-        run<decltype(words)>(dst, ith, nth, job);
-        if (ith == 0) job.levels = words.LEVELS;
-    });
+    const ggml_tensor * w = dst->src[0];
+    const bool sides = stand_side_by_side(w);
+    if (dst->src[2] == nullptr && few_words(w, ggml_nrows(dst), sides)) {
+        few_run(dst, sides, ith, nth, job);
+        if (ith == 0) job.levels = true;
+    } else
+        with_words(w->type, [&](auto words) {
+            run<decltype(words)>(dst, ith, nth, job);
+            if (ith == 0) {
+                job.levels = words.LEVELS;
+                job.has_unpacked = job.unpacked != nullptr;
+            }
+        });
     if (ith == 0) job.ms = (double) (ggml_time_us() - begin) / 1e3;
 }
 

@@ -15,7 +15,11 @@ static void grow(std::unique_ptr<uint32_t[]> & p, size_t & n, size_t n_wanted) {
 
 // whether the tokens of two products are the same as words, and lie at the same place
 static bool same_words(const ggml_tensor & a, const ggml_tensor & b) {
-    return a.src[1] == b.src[1] && a.src[2] == b.src[2] && a.src[0]->type == b.src[0]->type;
+    const ggml_tensor &v = *a.src[0], &w = *b.src[0];
+    const bool alike = v.type == w.type &&
+        ggml_backend_buffer_get_type(v.buffer) == ggml_backend_buffer_get_type(w.buffer) &&
+        !v.extra == !w.extra;
+    return alike && a.src[1] == b.src[1] && a.src[2] == b.src[2];
 }
 
 void edgekv_products::find(const ggml_cgraph & graph, bool again, size_t most) {
@@ -70,6 +74,7 @@ edgekv_products::running::running(
         n.job.is_unpacked = n.kept && n.kept->is_unpacked;
         n.job.n_ready = n.job.next = 0;
         n.job.ms = 0;
+        n.job.has_unpacked = false;
         memcpy(n.params.data(), n.node->op_params, sizeof(n.node->op_params));
         const ggml_custom_op_params custom = { edgekv_cpu().product, GGML_N_TASKS_MAX, &n.job };
         memset(n.node->op_params, 0, sizeof(n.node->op_params));
@@ -85,6 +90,6 @@ edgekv_products::running::~running() {
         edgekv_work & done_in = n.job.levels ? of_levels : work;
         done_in.ms += n.job.ms;
         done_in.n += (double) ggml_nelements(n.node) * (double) n.node->src[0]->ne[0];
-        if (n.kept && done) n.kept->is_unpacked = true;
+        if (n.kept && done && n.job.has_unpacked) n.kept->is_unpacked = true;
     }
 }
