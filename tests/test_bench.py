@@ -480,7 +480,7 @@ def test_a_sample_that_dies_is_said(little, monkeypatch):
     class Dead:
         returncode, stdout = -9, ""
 
-    monkeypatch.setattr(runner.subprocess, "run", lambda *a, **k: Dead)
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: Dead)
     with pytest.raises(EdgeKVError, match="not the memory"):
         runner.sample(CASE)
 
@@ -862,7 +862,7 @@ def test_a_stopped_bench_leaves_no_process_and_no_model(tmp_path, sign):
 
 def test_a_sample_that_hears_of_ctrl_c_first_ends_the_bench_alike(monkeypatch):
     monkeypatch.setattr(
-        runner.subprocess,
+        subprocess,
         "run",
         lambda *args, **options: subprocess.CompletedProcess([], -signal.SIGINT, ""),
     )

@@ -1,19 +1,14 @@
-"""One sample in a process of its own, so that its peak memory is its own: JSON in on standard
-input, the last line out is JSON.
-
-`edgekv_lab.bench.runner` starts it. A mistake of the user comes back as {"error": "one line"}.
+"""One sample; `edgekv_lab.bench.runner` takes it in a process of its own, so that its peak memory
+is its own.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any
 
 from edgekv.base.machine import rss_now, rss_peak
-from edgekv.errors import EdgeKVError
 from edgekv_lab.bench import stages
 from edgekv_lab.bench.lowest import Lowest
 from edgekv_lab.bench.reads import weights_read
@@ -27,14 +22,10 @@ OF_READING = ("kv_bytes_peak", "compress_ms", "mem_peak_host", "mem_peak_device"
 """What nobody knows where a depth was filled."""
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """A sample of the case that a request is, with `warm_up` and `verbose` beside its fields."""
     warm_up, verbose = request.pop("warm_up"), request.pop("verbose")
-    try:
-        result = sample(Case.of(request), warm_up, verbose)
-    except EdgeKVError as error:
-        result = {"error": str(error)}
-    print(json.dumps(result))
+    return sample(Case.of(request), warm_up, verbose)
 
 
 def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:

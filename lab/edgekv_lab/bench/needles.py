@@ -1,12 +1,11 @@
 """Needles under one setting, in a process of its own (as `measure`): how many are found once the
-text was compressed and then asked about."""
+text was compressed and then asked about.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
+from typing import Any
 
-from edgekv.errors import EdgeKVError
 from edgekv_lab.bench.measure import load
 from edgekv_lab.bench.spec import Case
 
@@ -14,14 +13,10 @@ ROOM = 200
 """Tokens for the question, the chat template and the answer."""
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
+def answer(request: dict[str, Any]) -> str:
+    """As `found`, of a case's fields and the other two."""
     n_tokens, n_cases = request.pop("n_tokens"), request.pop("n_cases")
-    try:
-        result = {"found": found(Case.of(request), n_tokens, n_cases)}
-    except EdgeKVError as error:
-        result = {"error": str(error)}
-    print(json.dumps(result))
+    return found(Case.of(request), n_tokens, n_cases)
 
 
 def found(case: Case, n_tokens: int, n_cases: int) -> str:

@@ -3,21 +3,14 @@ of rows then hold on a noisy machine."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import edgekv
-import edgekv_lab
-from edgekv.errors import BadInput, EdgeKVError
 from edgekv_lab.bench import fields
 from edgekv_lab.bench.spec import Case
+from edgekv_lab.process import call
 
 CaseProgress = Callable[[int, int, Case], None]
 
@@ -96,56 +89,27 @@ def run(
 
 def sample(case: Case, warm_up: bool = True, verbose: bool = False) -> dict[str, Any]:
     """One sample in a process of its own; see `measure`."""
-    return child("measure", case, warm_up=warm_up, verbose=verbose)
+    found: dict[str, Any] = child("measure", case, warm_up=warm_up, verbose=verbose)
+    return found
 
 
 def needles(case: Case, n_tokens: int, n_cases: int) -> str:
     """'hits/cases' under a row's setting, in a process of its own; see `needles`."""
-    return str(child("needles", case, n_tokens=n_tokens, n_cases=n_cases)["found"])
+    return str(child("needles", case, n_tokens=n_tokens, n_cases=n_cases))
 
 
 def bandwidth(n_threads: int) -> float:
     """Bytes per second that n_threads read from main memory, in a process of its own; see
     `bandwidth`."""
-    return float(
-        process("bandwidth", "the memory's speed", dict(n_threads=n_threads))["bytes_per_s"]
-    )
+    request = {"n_threads": n_threads}
+    return float(call(f"{__package__}.bandwidth:answer", request, "the memory's speed"))
 
 
-def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
-    """What a module of this package prints about a case. Raises BadInput with the row's name if the
-    engine refuses it."""
-    return process(module, f"{case.test}, {case.setting}", {**asdict(case), **more})
-
-
-def process(module: str, what: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What a module of this package prints in a process of its own. what: its name in errors.
-
-    Raises BadInput if it refuses the request, EdgeKVError if it dies.
-    """
-    # the same packages, whatever lies in the current folder
-    roots = [str(Path(*package.__path__[:1]).parent) for package in (edgekv, edgekv_lab)]
-    # Ctrl-C reaches both processes, and one of them says enough
-    quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
-    code = (
-        f"{quiet}; import sys; sys.path[:1] = {roots!r}; "
-        f"from edgekv_lab.bench import {module}; {module}.main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(request), text=True, stdout=subprocess.PIPE
-    )
-    if (
-        done.returncode == -signal.SIGINT
-    ):  # it may be gone before this process has heard of the Ctrl-C
-        raise KeyboardInterrupt
-    if done.returncode == -9:
-        raise EdgeKVError(f"{what} was killed: the machine has not the memory")
-    if done.returncode != 0 or not done.stdout.strip():
-        raise EdgeKVError(f"{what} ended with code {done.returncode}; its errors stand above")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    if "error" in result:
-        raise BadInput(f"{what}: {result['error']}")
-    return result
+def child(module: str, case: Case, **more: Any) -> Any:
+    """What a module of this package answers about a case. Raises BadInput with the row's name if
+    the engine refuses it."""
+    what = f"{case.test}, {case.setting}"
+    return call(f"{__package__}.{module}:answer", {**asdict(case), **more}, what)
 
 
 def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
