@@ -15,6 +15,7 @@ import edgekv
 import edgekv.llama_cpp as llama_cpp
 from edgekv.commands import docs_python, load
 from edgekv.commands.values import AUTO_STORES
+from edgekv_lab import record
 from tests import docs_commands, models, support_table
 from tests.cli import typed
 from tests.test_layers import ROOMS
@@ -188,12 +189,12 @@ def test_tables_of_results_are_what_the_data_give(page):
     make = runpy.run_path(str(RESULTS / "make.py"))
     text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
     assert text == make["updated"](page), "run: python docs/results/make.py"
-    data = make["data_of"](page)
+    data = record.read(RESULTS / "data" / f"{page}.json")
     marks = re.findall(r"<!-- table: (\S+) -->", text)
-    assert marks == list(data["tables"]) and text.count("\n| ---") == len(marks)
-    for table in data["tables"].values():
-        assert {"date", "commit", "machine", "command"} <= {**data, **table}.keys()
-    for picture in data.get("pictures", {}):
+    assert marks == list(data) and text.count("\n| ---") == len(marks)
+    for table in data.values():
+        assert all((table.what, table.date, table.commit, table.machine, table.command))
+    for picture in make["pictures"](page):
         assert f"({picture}.png)" in text and (RESULTS / f"{picture}.png").exists()
 
 

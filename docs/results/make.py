@@ -1,13 +1,11 @@
-"""The tables and pictures of docs/results, made from the JSON in docs/results/data.
+"""The tables and pictures of docs/results, made from the records in docs/results/data.
 
 python docs/results/make.py      writes them anew; pictures need matplotlib
 
-Where PAGE.md says `<!-- table: NAME -->`, the table NAME of data/PAGE.json follows. A column is its
-head and the format of its values ("" for text, which stands left); a value is text, a number,
-several numbers for one format, or null for an empty cell. Each table has date, commit, machine and
-command, or its page has; where a line "Commit" stands under a table, they are written there. A
-picture draws columns of a table against the table's first column, with a line for each value of the
-second.
+Where PAGE.md says `<!-- table: NAME -->`, the record NAME of data/PAGE.json follows; records are
+those of `edgekv_lab.record`, as `--record` writes them. Where a line "Commit" stands under a table,
+its commit, date, machine and commands are written there. A picture draws columns of a table against
+the table's first column, with a line for each value of the second.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+
+from edgekv_lab import record
 
 HERE = Path(__file__).resolve().parent
 MARKED = re.compile(
@@ -23,43 +22,24 @@ MARKED = re.compile(
 )
 
 
-def data_of(page: str) -> dict[str, Any]:
-    return json.loads((HERE / "data" / f"{page}.json").read_text(encoding="utf-8"))
-
-
 def updated(page: str) -> str:
     """The text of PAGE.md with the tables that its data give."""
-    data = data_of(page)
+    data = record.read(HERE / "data" / f"{page}.json")
 
     def made(found: re.Match[str]) -> str:
-        here = data["tables"][found[2]]
+        here = data[found[2]]
         # what follows a table without an empty line is a row of it
-        text = f"{found[1]}{table(here)}\n"
-        return text + measured({**data, **here}) if found[3] else text
+        text = f"{found[1]}{here.table()}\n"
+        return f"{text}{here.origin()}\n" if found[3] else text
 
     text = (HERE / f"{page}.md").read_text(encoding="utf-8")
     return MARKED.sub(made, text).rstrip("\n") + "\n"
 
 
-def measured(data: dict[str, Any]) -> str:
-    """The line under a table, and the commands that made it."""
-    commands = [data["command"]] if isinstance(data["command"], str) else data["command"]
-    line = f"Commit {data['commit']}, {data['date']}, {data['machine']}:\n\n"
-    return line + "".join(f"    {command}\n" for command in commands) + "\n"
-
-
-def table(data: dict[str, Any]) -> str:
-    heads, formats = zip(*data["columns"], strict=True)
-    rows = [heads, ["---:" if form else "---" for form in formats]]
-    for row in data["rows"]:
-        rows.append([cell(form, value) for form, value in zip(formats, row, strict=True)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def cell(form: str, value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return form.format(*value) if isinstance(value, list) else form.format(value)
+def pictures(page: str) -> dict[str, dict]:
+    """The pictures of a page by name: table, title, panels (column -> label), lines' legends."""
+    data = json.loads((HERE / "data" / f"{page}.json").read_text(encoding="utf-8"))
+    return data.get("pictures", {})
 
 
 def draw(page: str, name: str) -> None:
@@ -69,15 +49,15 @@ def draw(page: str, name: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    picture = data_of(page)["pictures"][name]
-    data = data_of(page)["tables"][picture["table"]]
-    heads = [head for head, _ in data["columns"]]
-    names = picture.get("lines") or {row[1]: row[1] for row in data["rows"]}
+    picture = pictures(page)[name]
+    data = record.read(HERE / "data" / f"{page}.json")[picture["table"]]
+    heads = [head for head, _ in data.columns]
+    names = picture.get("lines") or {row[1]: row[1] for row in data.rows}
     figure, axes = plt.subplots(1, len(picture["panels"]), figsize=(9, 3.6), squeeze=False)
     for axis, (column, label) in zip(axes[0], picture["panels"].items(), strict=True):
         at = heads.index(column)
         for line, legend in names.items():
-            rows = [row for row in data["rows"] if row[1] == line]
+            rows = [row for row in data.rows if row[1] == line]
             values = [row[at][0] if isinstance(row[at], list) else row[at] for row in rows]
             width = 3 if " x " in line else 1.5
             axis.plot([row[0] for row in rows], values, marker="o", linewidth=width, label=legend)
@@ -94,5 +74,5 @@ def draw(page: str, name: str) -> None:
 if __name__ == "__main__":
     for stem in sorted(path.stem for path in (HERE / "data").glob("*.json")):
         (HERE / f"{stem}.md").write_text(updated(stem), encoding="utf-8")
-        for name in data_of(stem).get("pictures", {}):
+        for name in pictures(stem):
             draw(stem, name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgekv.base import markdown
-from edgekv.base.sizes import MIB, mib, percent, share
+from edgekv.base.sizes import MIB, percent, share
 from edgekv_lab.bench.fields import DEFAULTS, LLAMA_BENCH, OURS, SAMPLES
 from edgekv_lab.bench.spec import FILL_FIRST, test_name
+from edgekv_lab.record import table
 
 Record = dict[str, Any]
 GIB = 2**30
@@ -30,60 +30,52 @@ SHOWN = {
 }
 """Settings with a column of their own if they differ from llama-bench's defaults, by its
 heading."""
+WORDS = ("split_mode", "tensor_split", "tensor_buft_overrides", "load_mode")
+"""Those of them that are no numbers."""
 USUAL = {**DEFAULTS, "n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
-CACHE = ["KV used", "tokens kept", "KV allocated MiB", "KV peak MiB", "process MiB"]
-NEEDLE = ["needles found"]
-WORDS = {"model", "backend", "sm", "ts", "ot", "load", "type_k", "type_v", "kv_method", *NEEDLE}
-"""Columns that hold no numbers."""
 FILLED = (
     f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again "
     "and again (--fill repeat): they were not read, so no peak was measured.\n\n"
 )
 
 
+def columns(records: Sequence[Record]) -> list[tuple[str, str, Callable[[Record], Any]]]:
+    """llama-bench's columns with the cache's beside its speed: head, format, value of a row."""
+    shown = [name for name in SHOWN if _is_shown(name, records)]
+    found: list[tuple[str, str, Callable[[Record], Any]]] = [
+        ("model", "", lambda r: r["model_type"]),
+        ("size", "{}", lambda r: _size(r["model_size"])),
+        ("params", "{}", lambda r: _params(r["model_n_params"])),
+        ("backend", "", lambda r: r["backends"]),
+        *((SHOWN[x], "{}" * (x not in WORDS), lambda r, x=x: r[x]) for x in shown),
+        *((x, "", lambda r, x=x: r[x]) for x in ("type_k", "type_v", "kv_method")),
+        ("kv_ratio", "{:g}", lambda r: r["kv_ratio"]),
+        ("test", "{}", _test),
+        ("t/s", "{:.2f} ± {:.2f}", lambda r: [r["avg_ts"], r["stddev_ts"]]),
+        ("KV used", "{}", lambda r: share(r["kv_bytes_used"], r["kv_bytes_full"])),
+        ("tokens kept", "{}", lambda r: percent(r["kv_tokens_kept"], r["kv_tokens_full"])),
+        ("KV allocated MiB", "{:,.1f}", lambda r: r["kv_bytes_allocated"] / MIB),
+        (
+            "KV peak MiB",
+            "{:,.1f}",
+            lambda r: None if is_filled(r) else r["kv_bytes_peak"] / MIB,
+        ),
+        ("process MiB", "{}", _memory),
+    ]
+    if "eval_needle" in records[0]:
+        found.append(("needles found", "", lambda r: r["eval_needle"]))
+    return found
+
+
+def rows(records: Sequence[Record]) -> list[list[Any]]:
+    """A row for each record, of the values of `columns`."""
+    return [[value(r) for _, _, value in columns(records)] for r in records]
+
+
 def as_md(records: Sequence[Record]) -> str:
     """llama-bench's table, with the cache's columns between test and speed."""
-    shown = [name for name in SHOWN if _is_shown(name, records)]
-    has_needles = "eval_needle" in records[0]
-    head = [
-        "model",
-        "size",
-        "params",
-        "backend",
-        *(SHOWN[name] for name in shown),
-        "type_k",
-        "type_v",
-        "kv_method",
-        "kv_ratio",
-        "test",
-        "t/s",
-        *CACHE,
-        *NEEDLE[:has_needles],
-    ]
-    rows = [
-        [
-            r["model_type"],
-            _size(r["model_size"]),
-            _params(r["model_n_params"]),
-            r["backends"],
-            *(str(r[name]) for name in shown),
-            r["type_k"],
-            r["type_v"],
-            r["kv_method"],
-            f"{r['kv_ratio']:g}",
-            _test(r),
-            f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
-            share(r["kv_bytes_used"], r["kv_bytes_full"]),
-            percent(r["kv_tokens_kept"], r["kv_tokens_full"]),
-            mib(r["kv_bytes_allocated"]),
-            "" if is_filled(r) else mib(r["kv_bytes_peak"]),
-            _memory(r),
-            *([r["eval_needle"]] if has_needles else []),
-        ]
-        for r in records
-    ]
     lines = [
-        markdown.table(head, rows, WORDS),
+        table([(head, form) for head, form, _ in columns(records)], rows(records)),
         "KV used: of the bytes that all tokens take in a full f16 cache. KV allocated: with room "
         "for new tokens.",
         f"build: {records[0]['build_commit']} ({records[0]['build_number']})",

@@ -15,9 +15,11 @@ from edgekv.base import files, markdown
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import MIB, mib, percent, share, size_text
 from edgekv.errors import BadInput
+from edgekv.version import __version__
 from edgekv_lab.bench import compare, formats, plot, reads
 from edgekv_lab.bench.runner import Measurements
 from edgekv_lab.bench.spec import Case, Lists, pair_of
+from edgekv_lab.record import commit
 
 FIRST = 4096
 TITLE = "# Long contexts"
@@ -134,7 +136,7 @@ def _about(records: Sequence[Record]) -> list[str]:
     return [
         Path(first["model_filename"]).stem,
         machine,
-        f"edgekv {_version()}",
+        f"edgekv {__version__} ({commit()})",
         first["test_time"][:10],
     ]
 
@@ -159,20 +161,6 @@ def _rows(table: Measurements, records: Sequence[Record]) -> str:
             }
         rows.append(cells | {"write, tokens/s": f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}"})
     return markdown.table(rows[0], (row.values() for row in rows), ("cache",))
-
-
-def _version() -> str:
-    """edgekv's version, and in a checkout its commit."""
-    import subprocess
-
-    import edgekv
-
-    git = ["git", "-C", str(Path(edgekv.__file__).parent.parent), "rev-parse", "--short", "HEAD"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        commit = ""
-    return f"{edgekv.__version__}{f' ({commit})' if commit else ''}"
 
 
 def _counted(n: int, what: str) -> str:

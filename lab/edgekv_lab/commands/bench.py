@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -65,12 +65,13 @@ def command(ctx: click.Context, options: BenchOptions, named: list[str]) -> None
             check_long(options, lists, is_given)
         learn(lists)
         if options.is_long:
-            long(lists, options, options.n_depth if is_given("n_depth") else [])
+            keep(long(lists, options, options.n_depth if is_given("n_depth") else []), {}, options)
             return
         rows = lined_up(lists) if options.equal_bytes else lists.cases()
         table = measure(rows, options)
         needles = needles_of(table, options.eval_cases) if options.evaluation else {}
         show(table, options.output, options.compare or options.equal_bytes, needles)
+        keep(table, needles, options)
         if options.stages:
             from edgekv_lab.bench import stages
 
@@ -333,17 +334,38 @@ def show(table: Measurements, output: str, with_ratios: bool, needles: dict[Case
     from edgekv_lab.bench.compare import as_md, ratios
     from edgekv_lab.bench.formats import FORMATS
 
-    records = table.records()
-    for record, row in zip(records, table.cases, strict=True):
-        if row in needles:
-            record["eval_needle"] = needles[row]
+    records = records_of(table, needles)
     click.echo(FORMATS[output](records), nl=False)
     if with_ratios:
         bytes_read = reads.as_md(records, [row.setting for row in table.cases])
         click.echo(f"\n{as_md(ratios(table))}\n{bytes_read}", nl=False, err=output != "md")
 
 
-def long(lists: Lists, options: BenchOptions, depths: list[int]) -> None:
+def records_of(table: Measurements, needles: dict[Case, str]) -> list[dict[str, Any]]:
+    """The rows in llama-bench's form, with the needles that were found."""
+    records = table.records()
+    for record, row in zip(records, table.cases, strict=True):
+        if row in needles:
+            record["eval_needle"] = needles[row]
+    return records
+
+
+def keep(table: Measurements, needles: dict[Case, str], options: BenchOptions) -> None:
+    """Add the table to the file of --record."""
+    if not options.record:
+        return
+    from edgekv_lab import record
+    from edgekv_lab.bench.formats import columns, rows
+
+    found = records_of(table, needles)
+    heads = [(head, form) for head, form, _ in columns(found)]
+    models = list(dict.fromkeys(row.model for row in table.cases))
+    samples = [x | {"model_filename": Path(x["model_filename"]).name} for x in found]
+    made = record.here("Speed and memory", heads, rows(found), models, samples)
+    record.put(options.record, "bench", made)
+
+
+def long(lists: Lists, options: BenchOptions, depths: list[int]) -> Measurements:
     """The long-context page of the first model. depths: contexts, none for those that fit."""
     from edgekv_lab.bench.long import depths_that_fit, rows, write
 
@@ -351,3 +373,4 @@ def long(lists: Lists, options: BenchOptions, depths: list[int]) -> None:
     table = measure(rows(lists, chosen), options)
     for path in write(table, Path(options.out), sys.argv[1:]):
         click.echo(str(path))
+    return table

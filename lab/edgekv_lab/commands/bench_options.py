@@ -16,6 +16,7 @@ from edgekv.commands.options import grouped
 from edgekv.commands.values import AUTO_STORES, COUNT, SWITCH, cache_types, names, ratios
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
+from edgekv_lab.record import RECORD
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class BenchOptions:
     synthetic: str | None
     is_long: bool
     out: str
+    record: str | None
     loading: Loading = field(default_factory=Loading)
 
     @property
@@ -276,5 +278,6 @@ bench_options = grouped(
         option(
             "--out", metavar="FOLDER", default="edgekv-bench", help="Where --long writes its page."
         ),
+        RECORD,
     ),
 )

@@ -26,6 +26,7 @@ from edgekv.commands.values import (
     split_names,
 )
 from edgekv.errors import BadInput
+from edgekv_lab.record import RECORD
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -52,6 +53,7 @@ class EvalOptions:
     form: str
     predictions: str | None
     plot: str | None
+    record: str | None
     setting: str = ""
     n_tokens: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
@@ -132,6 +134,7 @@ OUTPUT = (
         "stopped goes on from there.",
     ),
     option("--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."),
+    RECORD,
 )
 
 
@@ -252,6 +255,8 @@ def run(
     table = Table(task, o.setting, answers.outcomes, about(engine) if o.plot else ())
     remember(table, engine)
     show(table, o.form, o.plot)
+    if o.record:
+        keep(table, engine, o.record)
 
 
 def call_of(
@@ -355,6 +360,17 @@ def remember(table: Table, engine: EngineOptions) -> None:
         results.keep(model_path(engine.model), results.results(table))
     except BadInput as error:
         click.echo(f"edgekv: the results are not kept for 'edgekv fit': {error}", err=True)
+
+
+def keep(table: Table, engine: EngineOptions, path: str) -> None:
+    """Add the table to a file of records."""
+    from edgekv.commands.load import model_path
+    from edgekv_lab import record
+    from edgekv_lab.eval.table import columns, rows
+
+    name = "-".join(filter(None, ("eval", table.task.name, table.setting)))
+    model = model_path(engine.model)
+    record.put(path, name, record.here(table.task.title, columns(table), rows(table), [model]))
 
 
 def show(table: Table, form: str, plot: str | None) -> None:

@@ -11,10 +11,11 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import Any
 
-from edgekv.base import markdown
 from edgekv.base.sizes import percent, share
+from edgekv_lab import record
 from edgekv_lab.eval.interval import interval
 from edgekv_lab.eval.sample import Measure, Outcome, Row, Task
+from edgekv_lab.record import Column
 
 MEANS = ("n_seen", "n_kept", "n_bytes", "n_bytes_full")
 
@@ -104,45 +105,54 @@ def _record(table: Table, row: Row, outcomes: list[Outcome]) -> dict[str, Any]:
     return record | {"samples": len(outcomes)}
 
 
-def as_markdown(table: Table) -> str:
-    measures = table.task.measures
-    head = ["method", "cache type", "ratio", "KV used", "tokens", "tokens kept", *table.groups]
-    for measure in measures:
-        head += [measure.label, "95 % interval"]
-    lines = []
+def columns(table: Table) -> list[Column]:
+    """Of `rows`: settings, what they keep, each part's score, each measure with its interval."""
+    head: list[Column] = [("method", ""), ("cache type", ""), ("ratio", "{:g}")]
+    head += [("KV used", "{}"), ("tokens", "{:,.0f}"), ("tokens kept", "{}")]
+    head += [(label, form(table.task.measures[0])) for label in table.groups]
+    for measure in table.task.measures:
+        one = form(measure)
+        head += [(measure.label, one), ("95 % interval", f"{one} to {one}")]
+    return [*head, ("samples", "{}")]
+
+
+def rows(table: Table) -> list[list[Any]]:
+    """Values of `columns`; an interval whose upper end is not known is a dash."""
+    found = []
     for row, outcomes in table.rows.items():
         tokens, kept, n_bytes, full = (
             fmean(getattr(o, field) for o in outcomes) for field in MEANS
         )
-        cells = [
-            row.method,
-            row.kind,
-            f"{row.ratio:g}",
-            share(n_bytes, full),
-            f"{tokens:,.0f}",
-            percent(kept, tokens),
-        ]
-        cells += [
-            number(
-                measures[0], mean(measures[0], [o for o in outcomes if table.label(o) == label])[0]
-            )
-            for label in table.groups
-        ]
-        for measure in measures:
-            value, low, high = mean(measure, outcomes)
-            cells += [
-                number(measure, value),
-                f"{number(measure, low)} to {number(measure, high)}" if isfinite(high) else "-",
-            ]
-        lines.append([*cells, str(len(outcomes))])
-    return markdown.table([*head, "samples"], lines, head[:2])
+        cells: list[Any] = [*(row.method, row.kind, row.ratio), share(n_bytes, full)]
+        cells += [tokens, percent(kept, tokens)]
+        head, *_ = table.task.measures
+        for label in table.groups:
+            part = [o for o in outcomes if table.label(o) == label]
+            cells.append(scaled(head, mean(head, part)[0]))
+        for measure in table.task.measures:
+            value, *ends = (scaled(measure, x) for x in mean(measure, outcomes))
+            cells += [value, ends if isfinite(ends[1]) else "-"]
+        found.append([*cells, len(outcomes)])
+    return found
+
+
+def as_markdown(table: Table) -> str:
+    return record.table(columns(table), rows(table))
+
+
+def form(measure: Measure) -> str:
+    """How a measure's values are printed."""
+    return f"{{:.{measure.digits}f}}" + " %" * measure.percent
+
+
+def scaled(measure: Measure, value: float) -> float:
+    """Shares in percent, with the digits that a file needs."""
+    return round(100 * value if measure.percent else value, measure.digits + 4)
 
 
 def number(measure: Measure, value: float) -> str:
     """Shares in percent."""
-    return (
-        f"{100 * value:.{measure.digits}f} %" if measure.percent else f"{value:.{measure.digits}f}"
-    )
+    return form(measure).format(scaled(measure, value))
 
 
 def as_csv(table: Table) -> str:
