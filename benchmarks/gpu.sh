@@ -42,7 +42,7 @@ parts=build/gpu-report
 call=$(date -u +%Y%m%dT%H%M%S)
 commit=${EDGEKV_COMMIT:-$(git describe --always --dirty 2> /dev/null || echo unknown)}
 failed=0
-export PYTHONUNBUFFERED=1 EDGEKV_COMMIT=$commit
+export PYTHONUNBUFFERED=1 EDGEKV_COMMIT=$commit PYTHONPATH=$PWD:$PWD/lab${PYTHONPATH:+:$PYTHONPATH}
 
 for stage in $stages; do
     case $stage in
@@ -144,7 +144,7 @@ engine() {
     build_engine || return
     step 41-flash "attend beside upstream's flash attention" whole build/gpu-engine/tests/bench-flash 32768
 }
-packages() { "$python" -c 'import jinja2, typing_extensions, gguf, diskcache, pytest, rich, psutil' > /dev/null; } # says what is missing
+packages() { "$python" -c 'import click, jinja2, typing_extensions, gguf, diskcache, pytest, rich, psutil' > /dev/null; } # says what is missing
 tests() {
     packages && build_engine || return
     export EDGEKV_GPU=1
@@ -166,9 +166,9 @@ bench() {
     step 60-model "Writing a model of the shape $shape" tail_of write_model "$model" || return
     rm -f "$parts/60-model.md"
     step 61-share "Score, select and evict beside the rest of a prompt's reading" whole \
-        "$python" benchmarks/share.py -m "$model" -ngl "$ngl" --tokens "$first" --hidden f32,device --threads "$jobs"
+        "$python" -m edgekv_lab share -m "$model" -ngl "$ngl" --tokens "$first" --hidden f32,device --threads "$jobs"
     step 62-memory "Device memory beside the plan" whole \
-        "$python" benchmarks/fit.py -m "$model" -ngl "$ngl" --points "1:f16:512,0.2:f16:$first,0.2:q8_0:$first,1:f16:$first"
+        "$python" -m edgekv_lab fit -m "$model" -ngl "$ngl" --points "1:f16:512,0.2:f16:$first,0.2:q8_0:$first,1:f16:$first"
     for depth in ${depths//,/ }; do
         step "6$((++n))-decode-$depth" "Writing behind $depth tokens, a fifth kept and all" whole \
             "$python" -m edgekv bench -m "$model" --kv-method snapkv -ngl "$ngl" -p 0 -n 64 -d "$depth" --fill repeat --full f16 --compare -r 3

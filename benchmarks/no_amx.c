@@ -1,7 +1,7 @@
 // A processor without AMX and FP16, for programs that ask CPUID: with LD_PRELOAD, on Linux where
 // /proc/cpuinfo has cpuid_fault.
 //     gcc -O1 -shared -fPIC -o no_amx.so benchmarks/no_amx.c
-//     LD_PRELOAD=./no_amx.so python benchmarks/first_word.py ...
+//     LD_PRELOAD=./no_amx.so edgekv-lab first-word ...
 // CPUID then raises a signal, and the handler answers without the bits.
 #define _GNU_SOURCE
 #include <signal.h>

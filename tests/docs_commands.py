@@ -11,15 +11,17 @@ import click
 from edgekv.commands import main
 
 STARTS = ("edgekv", "python3 cli.py", "python -m edgekv")
+EXPERIMENTS = ("edgekv-lab",)
 NOT_EDGEKV = ("test",)
 """What `cli.py` does itself."""
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The words behind `edgekv` of each command line in the blocks of a Markdown page."""
+def commands(text: str, starts: tuple[str, ...] = STARTS) -> Iterator[list[str]]:
+    """The words behind `edgekv`, or another start, of each command line in the blocks of a Markdown
+    page."""
     for line in _lines(text):
         for words in _simple(line):
-            started = next((s.split() for s in STARTS if words[: len(s.split())] == s.split()), [])
+            started = next((s.split() for s in starts if words[: len(s.split())] == s.split()), [])
             rest = words[len(started) :]
             if started and rest[:1] != list(NOT_EDGEKV):
                 yield rest
@@ -40,9 +42,8 @@ def scripts(text: str) -> Iterator[str]:
                 yield named[1]
 
 
-def parsed(args: list[str]) -> click.Context:
+def parsed(args: list[str], command: click.Command = main) -> click.Context:
     """What the real parser makes of a command's words. Raises click.ClickException."""
-    command: click.Command = main
     above = None
     while True:
         context = command.make_context(command.name or "edgekv", list(args), parent=above)

@@ -15,7 +15,7 @@ import edgekv
 import edgekv.llama_cpp as llama_cpp
 from edgekv.commands import docs_python, load
 from edgekv.commands.values import AUTO_STORES
-from edgekv_lab import record
+from edgekv_lab import experiments, record
 from tests import docs_commands, models, support_table
 from tests.cli import typed
 from tests.test_layers import ROOMS
@@ -127,6 +127,12 @@ def test_commands_in_blocks_are_what_the_parser_takes(page):
         except (click.ClickException, edgekv.EdgeKVError) as error:
             stands_for_a_value = re.search("'[A-Z]+' is not", str(error))
             assert stands_for_a_value, f"{page}: edgekv {' '.join(words)}: {error}"
+    for words in docs_commands.commands(text, docs_commands.EXPERIMENTS):
+        try:
+            docs_commands.parsed(words, experiments.main)
+        except click.ClickException as error:
+            stands_for_a_value = re.search(r"'[A-Z]+'( is not|\.)", error.format_message())
+            assert stands_for_a_value, f"{page}: edgekv-lab {' '.join(words)}: {error}"
     for script in docs_commands.scripts(text):
         assert (ROOT / script).exists(), f"{page} runs {script}"
 

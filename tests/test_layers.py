@@ -17,7 +17,8 @@ from tests.test_imports import modules
 ROOMS = """
 version errors base documents library native model methods memory profiles choice engine
 conversation grammars chat llama learn __init__ models kept serve commands bundling
-__main__ lab/__init__ lab/process lab/record lab/eval lab/makers lab/bench lab/commands
+__main__ lab/__init__ lab/process lab/record lab/sides lab/eval lab/makers lab/bench
+lab/experiments lab/__main__ lab/commands
 """.split()
 """From what everything stands on to what nothing imports."""
 
@@ -26,6 +27,7 @@ LIBRARY = "the module is of use before the native library is loaded"
 LATER = {
     "commands": HELP,
     "lab/bench": HELP,
+    "lab/sides": "a side loads its own library, after the process has begun",
     "lab/commands": HELP,
     "edgekv.choice.config": HELP,
     "edgekv.model.loading": HELP,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +12,10 @@ from edgekv import native
 from edgekv.engine.observer import QueryObserver
 from edgekv.methods import get
 from edgekv_lab.bench import synthetic
+from edgekv_lab.process import call
 from tests import mla
 from tests.engine import load
 
-HYBRIDS = Path(__file__).parents[1] / "benchmarks/hybrids.py"
 MIB = 2**20
 STARTED = 6 * MIB
 """Graphs, numbers of tokens and what the interpreter takes."""
@@ -40,15 +37,8 @@ def test_a_summary_of_wide_heads_takes_what_is_reported(tmp_path, score):
         "threads": 2,
     }
     environment = {k: v for k, v in os.environ.items() if k != "MALLOC_MMAP_THRESHOLD_"}
-    done = subprocess.run(
-        [sys.executable, str(HYBRIDS), "--child"],
-        input=json.dumps(request),
-        text=True,
-        capture_output=True,
-        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    got = json.loads(done.stdout.splitlines()[-1])
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    got = call("edgekv_lab.sides.hybrids:memory", request, environment=environment)
     assert got["measured"] <= 1.1 * got["reported"] + STARTED
     assert got["reported"] <= 1.1 * got["measured"] + STARTED
 

@@ -34,7 +34,7 @@ UNPREPARED = "score=keydiff,budget=pooled"
 much, and spreads rows as freely."""
 LOADED_BYTES = 18 * 2**20
 """What a process with a loaded model has that one with a blueprint lacks: the chat template's
-engine, graphs, code that runs. Found by benchmarks/fit.py at nine points of two models;
+engine, graphs, code that runs. Found by edgekv-lab fit at nine points of two models;
 docs/results/fit.md has the plans that it makes beside the peaks.
 """
 

@@ -180,8 +180,14 @@ def _given() -> dict[str, Any]:
     sources = click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT
     names = [x for x in context.params if context.get_parameter_source(x) in sources]
     given = {name: context.params[name] for name in names if name not in ("record", "verbose")}
-    plain: dict[str, Any] = json.loads(json.dumps(given, default=str))
-    return {name: _short(x) if isinstance(x, str) else x for name, x in plain.items()}
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else _short(str(value))
 
 
 def _short(word: str) -> str:

@@ -1,15 +1,8 @@
-"""One measurement in a process of its own, so that its peak resident size is its own: JSON in on
-standard input, JSON out.
-
-`side` is "stock" (the unpatched library, through the stock bindings; EDGEKV_LIB is set by the
-parent) or "edgekv". Both go through the same public face: `eval` of a prompt, then `eval` of one
-token after the other.
-"""
+"""Reading a prompt, and then one token after the other, through `eval`."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# behind an installed edgekv, which has the libraries
-sys.path.append(str(Path(__file__).resolve().parent.parent))
+from edgekv_lab.sides.load import llama
 
 WARM_UP_TOKENS = 8
 
@@ -30,6 +22,7 @@ class Measurement:
     """
 
     side: str
+    """"stock", the unpatched library by its own bindings ($EDGEKV_LIB names it), or "edgekv"."""
     model: str
     tokens: str
     n_prompt: int
@@ -50,10 +43,12 @@ class Measurement:
     n_gpu_layers: int = 0
 
 
-def main() -> None:
+def measured(request: dict[str, Any]) -> dict[str, Any]:
+    """What comes out of a Measurement, whose fields the request is: seconds, tokens a second and
+    bytes."""
     from edgekv.base.machine import rss_peak  # loads no library
 
-    what = Measurement(**json.load(sys.stdin))
+    what = Measurement(**request)
     tokens = json.loads(Path(what.tokens).read_text())
     llm = load(what)
     start, busy = time.perf_counter(), time.process_time()
@@ -98,7 +93,7 @@ def main() -> None:
             )
         }
         result["n_kept"] = float(stats.n_kept)
-    print(json.dumps(result))
+    return result
 
 
 def synchronize(llm: Any) -> None:
@@ -117,29 +112,27 @@ def last_logits(llm: Any) -> np.ndarray:
 
 
 def load(what: Measurement) -> Any:
-    n_ctx = -(-(what.n_prompt + what.n_decode + WARM_UP_TOKENS) // 256) * 256
-    shared = dict(
-        n_ctx=n_ctx,
+    """The side's model with room for all tokens."""
+    return llama(
+        what.model,
+        -(-(what.n_prompt + what.n_decode + WARM_UP_TOKENS) // 256) * 256,
+        what.n_threads,
+        None
+        if what.side == "stock"
+        else dict(kv_ratio=what.ratio, kv_hidden=what.hidden, kv_method=what.method),
         n_batch=what.n_ubatch,
         n_ubatch=what.n_ubatch,
-        n_threads=what.n_threads,
-        n_threads_batch=what.n_threads,
         flash_attn=what.flash,
         type_k=what.type,
         type_v=what.type,
         n_gpu_layers=what.n_gpu_layers,
-        verbose=False,
-    )
-    if what.side == "stock":
-        from edgekv.llama_cpp import Llama
-
-        return Llama(what.model, **shared)
-    from edgekv import Llama
-
-    return Llama(
-        what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, kv_method=what.method, **shared
     )
 
 
-if __name__ == "__main__":
-    main()
+def tokens(request: dict[str, Any]) -> list[int]:
+    """Those of a text by a model's tokenizer, without a beginning."""
+    from edgekv.llama_cpp import Llama
+
+    llm = Llama(request["model"], vocab_only=True, verbose=False)
+    found: list[int] = llm.tokenize(request["text"].encode(), add_bos=False)
+    return found

@@ -1,28 +1,11 @@
-"""A long text with an archive in less memory than its full cache takes: are answers right?
-
-    GROUP=/sys/fs/cgroup/small
-    mkdir $GROUP && echo 300M > $GROUP/memory.max        # version 1: memory.limit_in_bytes
-    python benchmarks/archive_limited.py -m MODEL.gguf --group $GROUP [--tokens 32000]
-
-A text with needles is read by a process in that control group, page cache counted in (so it is for
-root, or for a group of one's own). Then each needle is asked for, and the conversation goes back to
-the text's end. Printed are needles that were found, the limit and the full f16 cache, the process's
-own memory at its peak, and what of the group is page cache at the end.
-"""
+"""A long text with an archive, in the memory of a control group."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from pathlib import Path
 from random import Random
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from process import heading, python  # noqa: E402
 
 MIB = 2**20
 CITIES = (
@@ -34,34 +17,8 @@ QUESTION = "What is the special magic number for {} mentioned in the text? Answe
 HAY = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
-def main() -> None:
-    options = parse()
-    if options.child:
-        print(json.dumps(measured(json.load(sys.stdin))))
-        return
-    print(heading("archive_limited.py"))
-    got = json.loads(python([__file__, "--child"], json.dumps(vars(options))))
-    print("| what | |\n| --- | ---: |")
-    for name, value in got.items():
-        print(f"| {name} | {value} |")
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-m", "--model")
-    parser.add_argument("--group", help="folder of a control group with a limit; none: no limit")
-    parser.add_argument("--folder", default="temporary", help="of the archive, on a disk")
-    parser.add_argument("--tokens", type=int, default=32000)
-    parser.add_argument("-n", type=int, default=20, help="needles")
-    parser.add_argument("--ratio", type=float, default=0.1)
-    parser.add_argument("--recall", type=float, default=0.0)
-    parser.add_argument("--method", default="auto")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", action="store_true")
-    return parser.parse_args()
-
-
 def measured(o: dict[str, Any]) -> dict[str, str]:
+    """What is printed, by its name."""
     if o["group"]:
         (Path(o["group"]) / "cgroup.procs").write_text("0")
     import edgekv
@@ -128,7 +85,3 @@ def cached_of(group: str | None) -> str:
         return "-"
     said = dict(line.split() for line in (Path(group) / "memory.stat").read_text().splitlines())
     return f"{int(said.get('file', said.get('cache', 0))) / MIB:,.0f}"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """What compression does to long answers and to many turns: the page docs/results/dialogue.md.
 
-    python benchmarks/dialogue.py words -m MODEL.gguf -o NAME.json
-    python benchmarks/dialogue.py turns -m MODEL.gguf -f BOOK.txt -f BOOK.txt -n 3 -o NAME.json
-
 words: the full cache answers a question in --tokens tokens (sampled at 0.7; an end is not allowed).
 Every other cache is fed the same tokens one by one: the KL divergence to the full cache along them.
 
@@ -11,30 +8,35 @@ questions about both in turns, twenty in all. Each cache answers in its own conv
 an answer that has the fact. It is then fed the full cache's conversation: the KL divergence of the
 answers' tokens.
 
-A cache is RATIO or RATIO:TAIL, the tail being --kv-tail, in --caches. Tables go to standard output.
+A cache is RATIO or RATIO:TAIL, the tail being --kv-tail, in --caches.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+import click
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-import edgekv  # noqa: E402
-from edgekv.base.files import anything, replaced  # noqa: E402
-from edgekv.base.markdown import table  # noqa: E402
-from edgekv.chat.template import Chat, ChatTemplate  # noqa: E402
-from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
-from edgekv.models.demo import demo_path  # noqa: E402
+import edgekv
+from edgekv.chat.template import Chat, ChatTemplate
+from edgekv.commands.declare import option
+from edgekv.commands.values import COUNT, FROM_ZERO
+from edgekv.errors import BadInput
+from edgekv.learn.divergence import divergence, log_softmax
+from edgekv_lab.experiments.experiment import (
+    MODEL,
+    Options,
+    experiment,
+    many,
+    say,
+    sheet,
+    text,
+    tokens,
+)
 
 QUESTIONS = (
     "A farmer has 17 sheep, buys twice as many, and loses a third of them all. Reason step by step,"
@@ -61,8 +63,7 @@ def load(model: str, n_ctx: int, cache: str) -> Any:
 
 def said(llm: Any) -> np.ndarray:
     """Log-probabilities of the next token, [1, n_vocab]."""
-    logits = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),))
-    return log_softmax(logits[None].astype(np.float32))
+    return log_softmax(llm.logits()[None])
 
 
 def tokens_of(llm: Any, text: str) -> list[int]:
@@ -73,11 +74,11 @@ def tokens_of(llm: Any, text: str) -> list[int]:
 # ---- one long answer
 
 
-def words(o: argparse.Namespace) -> dict[str, Any]:
+def words(o: Options) -> None:
     """KL of each stretch of BUCKET tokens, for each question and cache."""
-    caches = o.caches.split(",")
+    caches = o.caches
     sides = {c: load(o.model, o.tokens + 512, c) for c in [FULL, *caches]}
-    rng, found = np.random.default_rng(o.seed), []
+    rng, found = np.random.default_rng(o.seed), list[dict[str, Any]]()
     for question in QUESTIONS[: o.n]:
         full = sides[FULL]
         prompt = tokens_of(full, ChatTemplate(full).text_of(Chat([user(question)])))
@@ -93,7 +94,7 @@ def words(o: argparse.Namespace) -> dict[str, Any]:
             for llm in sides.values():
                 llm.eval([token])
             if i % 100 == 0:
-                print(f"{question[:40]}: {i} of {o.tokens}", file=sys.stderr, flush=True)
+                say(f"{question[:40]}: {i} of {o.tokens}")
         kept = {c: sides[c].kv_stats() for c in caches}
         found.append(
             {
@@ -103,7 +104,14 @@ def words(o: argparse.Namespace) -> dict[str, Any]:
                 "kept": {c: s.n_kept / s.n_seen for c, s in kept.items()},
             }
         )
-    return {"caches": caches, "answers": found}
+    columns = [(f"KL, {c}", "{:.4f}") for c in caches]
+    with sheet(("tokens of the answer", ""), *columns, name="words") as table:
+        table.samples += found
+        for i in range(len(found[0]["kl"][caches[0]])):
+            means = [float(np.mean([a["kl"][c][i] for a in found])) for c in caches]
+            table.add(f"{i * BUCKET:,} to {(i + 1) * BUCKET:,}", *means)
+        shares = [float(np.mean([a["kept"][c] for a in found])) for c in caches]
+        table.add("kept at the end", *(f"{x:.0%}" for x in shares))
 
 
 def sample(llm: Any, log_p: np.ndarray, rng: np.random.Generator) -> int:
@@ -118,30 +126,20 @@ def stretches(kl: Sequence[float]) -> list[float]:
     return [float(np.mean(kl[i : i + BUCKET])) for i in range(0, len(kl), BUCKET)]
 
 
-def table_of_words(record: dict[str, Any]) -> str:
-    answers = record["answers"]
-    heads = ["tokens of the answer", *(f"KL, {c}" for c in record["caches"])]
-    rows = []
-    for i in range(len(answers[0]["kl"][record["caches"][0]])):
-        means = [np.mean([a["kl"][c][i] for a in answers]) for c in record["caches"]]
-        rows.append([f"{i * BUCKET:,} to {(i + 1) * BUCKET:,}", *(f"{x:.4f}" for x in means)])
-    kept = [np.mean([a["kept"][c] for a in answers]) for c in record["caches"]]
-    rows.append(["kept at the end", *(f"{x:.0%}" for x in kept)])
-    return table(heads, rows)
-
-
 # ---- many turns
 
 
-def turns(o: argparse.Namespace) -> dict[str, Any]:
-    caches, conversations = o.caches.split(","), []
+def turns(o: Options) -> None:
+    if not o.files:
+        raise BadInput("turns needs a text: give -f FILE")
+    caches, conversations = o.caches, list[dict[str, Any]]()
     forced: list[list[dict[str, Any]]] = []  # the full cache's conversations
     n_ctx = 2 * o.tokens + N_TURNS * 128 + 512
     for cache in [FULL, *caches]:
         llm = load(o.model, n_ctx, cache)
         for i in range(o.n):
-            path = Path(o.file[i % len(o.file)])
-            asked = list(script(llm, path.read_text(encoding="utf-8"), o.tokens, o.seed + i))
+            path = o.files[i % len(o.files)]
+            asked = list(script(llm, text(path), o.tokens, o.seed + i))
             answers = [a["answer"] for a in forced[i]] if cache != FULL else None
             own = converse(llm, asked, None)
             if cache == FULL:
@@ -157,11 +155,11 @@ def turns(o: argparse.Namespace) -> dict[str, Any]:
                     | {"right": a["right"], "kl": distance}
                 )
             right = sum(a["right"] for a in own)
-            print(f"{cache}, {path.stem}: {right} of {len(own)} right", file=sys.stderr, flush=True)
-    return {"caches": [FULL, *caches], "turns": conversations}
+            say(f"{cache}, {path}: {right} of {len(own)} right")
+    show_turns([FULL, *caches], conversations)
 
 
-def script(llm: Any, text: str, n_tokens: int, seed: int) -> Iterator[tuple[str, str, str]]:
+def script(llm: Any, book: str, n_tokens: int, seed: int) -> Iterator[tuple[str, str, str]]:
     """What is said in each turn, what is right, and whether the question is about the first text
     before the second came, about the first one after that, or about the second."""
     rng = Random(seed)
@@ -169,9 +167,9 @@ def script(llm: Any, text: str, n_tokens: int, seed: int) -> Iterator[tuple[str,
     codes = {thing: str(rng.randrange(10000, 100000)) for thing in things}
     texts = []
     for part in (0, 1):
-        begin = text.find("\n\n", int(len(text) * rng.uniform(0.1 + 0.4 * part, 0.45 + 0.4 * part)))
-        tokens = llm.tokenize(text[begin : begin + 8 * n_tokens].encode(), add_bos=False)
-        plain = llm.detokenize(tokens[:n_tokens]).decode(errors="ignore")
+        begin = book.find("\n\n", int(len(book) * rng.uniform(0.1 + 0.4 * part, 0.45 + 0.4 * part)))
+        found = llm.tokenize(book[begin : begin + 8 * n_tokens].encode(), add_bos=False)
+        plain = llm.detokenize(found[:n_tokens]).decode(errors="ignore")
         texts.append(with_facts(plain, things[part * N_FACTS : (part + 1) * N_FACTS], codes))
     first, second = things[:N_FACTS], things[N_FACTS:]
     later = [x for pair in zip(second, first, strict=True) for x in pair]
@@ -205,8 +203,8 @@ def converse(
     template, messages, before = ChatTemplate(llm), [], ""
     found: list[dict[str, Any]] = []
     llm.reset()
-    for turn, (text, right, about) in enumerate(asked):
-        messages.append(user(text))
+    for turn, (question, right, about) in enumerate(asked):
+        messages.append(user(question))
         prompt = template.text_of(Chat(messages))
         if not prompt.startswith(before):
             raise SystemExit("this model's template changes what was said: it cannot be measured")
@@ -233,41 +231,29 @@ def converse(
     return found
 
 
-def table_of_turns(record: dict[str, Any]) -> str:
+def show_turns(caches: Sequence[str], turns: Sequence[dict[str, Any]]) -> None:
     kinds = ("first text", "second text", "first text later")
-    heads = ["cache", *(f"right, {kind}" for kind in kinds), "right", "KL of the answers"]
-    rows = []
-    for cache in record["caches"]:
-        of_cache = [t for t in record["turns"] if t["cache"] == cache]
-        groups = defaultdict(list)
-        for t in of_cache:
-            groups[t["about"]].append(t["right"])
-        kl = [t["kl"] for t in of_cache if t["kl"] is not None]
-        every = [*(groups[kind] for kind in kinds), [t["right"] for t in of_cache]]
-        counts = [f"{sum(x)} of {len(x)}" for x in every]
-        rows.append([cache, *counts, f"{np.mean(kl):.4f}" if kl else ""])
-    return table(heads, rows)
+    counts = [(name, "{} of {}") for name in (*(f"right, {kind}" for kind in kinds), "right")]
+    with sheet(("cache", ""), *counts, ("KL of the answers", "{:.4f}"), name="turns") as table:
+        table.samples += turns
+        for cache in caches:
+            of_cache = [t for t in turns if t["cache"] == cache]
+            groups = defaultdict(list)
+            for t in of_cache:
+                groups[t["about"]].append(t["right"])
+            kl = [t["kl"] for t in of_cache if t["kl"] is not None]
+            every = [*(groups[kind] for kind in kinds), [t["right"] for t in of_cache]]
+            table.add(cache, *([sum(x), len(x)] for x in every), float(np.mean(kl)) if kl else None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["words", "turns"])
-    parser.add_argument("-m", "--model", default="demo")
-    parser.add_argument("-f", "--file", action="append", help="a text; may be repeated")
-    parser.add_argument("-n", type=int, default=3, help="questions, or conversations")
-    parser.add_argument("--tokens", type=int, default=2000, help="of the answer, or of each text")
-    parser.add_argument("--caches", default="0.2,0.2:1024,0.5")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", required=True)
-    o = parser.parse_args()
-    if o.what == "turns" and not o.file:
-        parser.error("turns needs a text: give -f FILE")
-    o.model = str(demo_path()) if o.model == "demo" else o.model
-    record = {"words": words, "turns": turns}[o.what](o)
-    with replaced(o.output, anything, "record") as f:
-        f.write(json.dumps(record, indent=1).encode())
-    print({"words": table_of_words, "turns": table_of_turns}[o.what](record))
-
-
-if __name__ == "__main__":
-    main()
+@experiment(
+    click.argument("what", type=click.Choice(["words", "turns"])),
+    MODEL,
+    option("-f --file files", multiple=True, help="A text; may be repeated."),
+    option("-n n", type=COUNT, default=3, help="Questions, or conversations."),
+    tokens(2000, "the answer, or of each text"),
+    option("--caches", default="0.2,0.2:1024,0.5", callback=many(str), help="RATIO or RATIO:TAIL."),
+    option("--seed", type=FROM_ZERO, default=0, help="Of what is drawn."),
+)
+def command(o: Options) -> None:
+    {"words": words, "turns": turns}[o.what](o)
