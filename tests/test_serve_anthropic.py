@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anthropic
 import pytest
 
@@ -83,6 +85,15 @@ def test_a_tool_is_called(client, choice):
     with client.messages.stream(**more, **{**GREEDY, "max_tokens": 200}) as stream:
         streamed = stream.get_final_message()
     assert streamed.content[0].input == block.input
+
+
+def test_an_answer_has_the_form_that_is_asked_for(client):
+    form = {"type": "json_schema", "schema": TOOL["input_schema"]}
+    asked = {**GREEDY, "max_tokens": 100, "messages": ASK}
+    done = client.messages.create(**asked, output_config={"format": form, "effort": "low"})
+    assert list(json.loads(done.content[0].text)) == ["ok"] and done.stop_reason == "end_turn"
+    with pytest.raises(anthropic.BadRequestError, match="json_schema"):
+        client.messages.create(**asked, output_config={"format": {"type": "xml"}})
 
 
 def test_a_thought_is_a_block_of_its_own(tiny):

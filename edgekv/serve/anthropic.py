@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.chat.completion import finish_of
+from edgekv.chat.completion import finish_of, schema_of
 from edgekv.chat.reply import CallArguments, CallBegun, Part, Text, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
@@ -71,6 +71,7 @@ def _chat(body: CountBody) -> Chat:
     return Chat(
         [*system, *(one for message in body.messages for one in _as_openai(message))],
         _choice(body),
+        schema_of((body.output_config or {}).get("format")),
         variables={**variables, **(body.chat_template_kwargs or {})},
     )
 

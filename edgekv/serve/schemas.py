@@ -230,6 +230,7 @@ class CountBody(SamplingBody):
     tools: list[AnthropicToolBody] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
