@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from edgekv import Llama
+from edgekv.chat.template import Chat
 from edgekv.serve.options import ServeOptions
+from edgekv.serve.pattern import Pattern
+from edgekv.serve.prompts import Prompts
 from tests.cli import refused, typed
 from tests.serving import post, serving
 
@@ -92,6 +97,16 @@ def test_anthropics_system_message_is_the_first(url, as_list):
 
     assert cached("8 May") < 20
     assert cached("9 November 2026") > 100
+
+
+def test_the_worker_makes_no_prompt_of_a_text_that_is_known(tiny):
+    with Llama(str(tiny("llama-gqa")), n_ctx=2048, verbose=False) as llm:
+        prompts = Prompts(llm, changing=Pattern(DATE))
+        for day in ("1 May", "2 June"):
+            messages = [{"role": "system", "content": f"Date: {day}\n{RULES}"}]
+            front = prompts.of(Chat([*messages, {"role": "user", "content": "hi"}])).front
+        with patch.object(prompts.template, "prompt", side_effect=AssertionError):
+            assert front.again("Date: 1 May\n").front.text == "Date: 1 May\n"
 
 
 def test_an_expression_for_everything_takes_nothing_of_others(tiny):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgekv.chat.sampler import SAMPLERS, Sampling
 from edgekv.chat.specials import encoded, end_tokens
 from edgekv.chat.template import Chat
+from edgekv.conversation import by_text
 from edgekv.errors import BadInput
 from edgekv.serve.errors import ApiError
 from edgekv.serve.options import ServeOptions
@@ -130,4 +131,6 @@ class Asker:
                 n_prompt_tokens=n,
                 n_ctx=self.n_ctx,
             )
+        if self.llm.engine is not None:
+            by_text.learn(self.llm, prompt.tokens)  # the worker is going to compare them
         return replace(request, prompt=prompt)

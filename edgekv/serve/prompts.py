@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgekv.base.beginnings import n_shared
 from edgekv.chat.messages import Message
 from edgekv.chat.template import Chat, ChatTemplate
-from edgekv.serve.front import text_of
+from edgekv.serve.front import N_TEXTS, text_of
 from edgekv.serve.pattern import CHARACTERS, Pattern
 from edgekv.serve.request import Front, Prompt
 from edgekv.serve.room import Room
@@ -32,9 +33,27 @@ class Prompts:
     def __init__(self, llm: Llama, text: str = "", changing: Pattern | None = None) -> None:
         self._llm, self._changing = llm, changing
         self.template = ChatTemplate(llm, text, Room(llm).check)
+        self._fronts: deque[str] = deque(maxlen=N_TEXTS)
+        """Changing texts of the last prompts."""
 
     def of(self, chat: Chat) -> Prompt:
         """Raises BadInput for messages, tools and schemas that cannot be used."""
+        prompt = self._of(chat)
+        if prompt.front is not None:
+            self._make_others(prompt.front)
+        return prompt
+
+    def _make_others(self, front: Front) -> None:
+        """The prompt with other texts in front, for which the worker is going to ask: here others
+        need not wait for it.
+        """
+        others = [text for text in self._fronts if text != front.text]
+        if len(others) == len(self._fronts):
+            self._fronts.append(front.text)
+        for text in others:
+            front.again(text)
+
+    def _of(self, chat: Chat) -> Prompt:
         made = self.template.prompt(chat)
         front = None
         if self._changing is not None:
@@ -48,7 +67,7 @@ class Prompts:
         return self.template.tokens_of(text, is_first)
 
     def _again(self, chat: Chat) -> Callable[[Message], Prompt]:
-        return lambda first: self.of(replace(chat, messages=[first, *chat.messages[1:]]))
+        return lambda first: self._of(replace(chat, messages=[first, *chat.messages[1:]]))
 
     def _front(
         self, first: Message, whole: str, tokens: list[int], again: Callable[[Message], Prompt]
