@@ -760,3 +760,22 @@ def test_a_short_question_has_the_same_answer_after_a_restart(
                 said.append((last_logits(llm).tobytes(), write(llm, 40)))
         llm.close()
     assert said == [said[0]] * 4
+
+
+@pytest.mark.parametrize("n_question", [20, 60, 70])
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_question_has_the_same_bits_whether_or_not_another_one_came_before(
+    tiny, text, kind, n_question
+):
+    """Prompts are cut before the question, and behind it."""
+    cuts, said = [300, 300 + n_question], []
+    for seeds in ([2], [1, 2]):
+        llm = load(tiny("llama-gqa"), kind, kv_ratio=0.3)
+        with Conversations(llm) as pool:
+            for seed in seeds:
+                prompt = [*text(300), *text(n_question, seed), *text(5, 3)]
+                n_there = pool.use(prompt, cuts=cuts)
+                llm.eval(prompt[n_there:])
+        said.append(last_logits(llm).tobytes())
+        llm.close()
+    assert n_there == 300 and said[0] == said[1]

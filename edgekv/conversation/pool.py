@@ -202,10 +202,12 @@ class Conversations:
         checkpoints.is_eager, checkpoints.at = parked.forgets(llm), []
         if llm.engine is None and not checkpoints.is_eager:
             return  # it can be taken back anywhere
-        far = {x for x in cuts if x > n + APPEND_MAX}  # fewer tokens are read again in no time
-        if checkpoints.is_eager and n and far != cuts:
+        # fewer tokens are read again in no time, and whoever goes on from a cut goes the same way
+        for x in sorted(cuts):
+            if x > [n, *checkpoints.at][-1] + APPEND_MAX:
+                checkpoints.at.append(x)
+        if checkpoints.is_eager and n and len(checkpoints.at) < len(cuts):
             self.keep_beginning(llm)
-        checkpoints.at = sorted(far)
 
     def _open_best(self, prompt: NDArray[np.int32], name: str | None) -> int:
         """Make the best conversation current, and take it back to what it shares with `prompt`.
