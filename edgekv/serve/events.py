@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edgekv.base.stats import KVStats
 from edgekv.serve.errors import ApiError
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """Those that were checked, their tokens, and how many of these were right."""
-
-    n: int = 0
-    n_tokens: int = 0
-    n_right: int = 0
-
-    def __add__(self, other: Drafts) -> Drafts:
-        return Drafts(
-            self.n + other.n, self.n_tokens + other.n_tokens, self.n_right + other.n_right
-        )
 
 
 @dataclass(frozen=True)
 class Counts:
     """Tokens of an answer by now, and the time they took. n_cached of the prompt's tokens were
-    there.
+    there; n_drafted: tokens of the n_drafts that were checked, n_right: those that were right.
     """
 
     n_prompt: int = 0
@@ -32,7 +19,9 @@ class Counts:
     n_written: int = 0
     read_ms: float = 0.0
     write_ms: float = 0.0
-    drafts: Drafts = Drafts()
+    n_drafts: int = 0
+    n_drafted: int = 0
+    n_right: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,22 +61,6 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """What the conversation's cache holds: bytes, beside those of a full f16 cache.
-
-    conversation: a name that only this answer says; n_bytes_archive: of the file with the rows of
-    all its tokens, 0 if there is none; n_bytes_archives: of those of all conversations.
-    """
-
-    method: str
-    n_bytes: int
-    n_bytes_full: int
-    conversation: str
-    n_bytes_archive: int = 0
-    n_bytes_archives: int = 0
-
-
-@dataclass(frozen=True)
 class Done:
     """The answer is complete. finish: 'stop' or 'length'."""
 
@@ -97,7 +70,12 @@ class Done:
     tokens: tuple[int, ...]
     """Tokens that were written."""
     counts: Counts
-    cache: Cache
+    stats: KVStats
+    """What the conversation's cache holds."""
+    conversation: str
+    """A name of it that only this answer says."""
+    n_bytes_archives: int
+    """Of the archives of all conversations, on disk."""
     n_decodes: int = 0
     """Calls of llama.cpp that it took."""
 

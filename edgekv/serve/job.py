@@ -20,7 +20,7 @@ from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
 from edgekv.native import llama_cpp
 from edgekv.serve.conversations import Turns
-from edgekv.serve.events import Cache, Counts, Done, Drafts, Event, Progress, TokenLogprob, Written
+from edgekv.serve.events import Counts, Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.request import Request
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Job:
         self.is_cancelled, self.state = False, State.WAITING
         self.n_prompt, self.n_cached, self.n_written = len(request.prompt.tokens), 0, 0
         self.read_ms = self.write_ms = 0.0
-        self.drafts = Drafts()
+        self.n_drafts = self.n_drafted = self.n_right = 0
         self.switch_s = 0.0
         """Seconds that it took to make this conversation current again."""
         self._close = ExitStack()
@@ -108,7 +108,9 @@ class Job:
             self.n_written,
             self.read_ms,
             self.write_ms,
-            self.drafts,
+            self.n_drafts,
+            self.n_drafted,
+            self.n_right,
         )
 
     def step(self, is_current: bool) -> bool:
@@ -140,7 +142,7 @@ class Job:
                 if not goes_on or i == len(draft) or self._tokens[-1] != draft[i]:
                     break
                 self._n_sure += 1
-                self.drafts += Drafts(n_right=1)
+                self.n_right += 1
         finally:
             self._take_back()
         return goes_on
@@ -203,7 +205,7 @@ class Job:
         self._n_decodes += 1
         if is_current:
             draft = self._draft()
-            self.drafts += Drafts(int(len(draft) > 0), len(draft))
+            self.n_drafts, self.n_drafted = self.n_drafts + bool(draft), self.n_drafted + len(draft)
             self._llm.check(self._tokens[-1], draft)
             return draft
         begin = time.perf_counter()
@@ -263,26 +265,18 @@ class Job:
             self._say(rest)
         self._count_time()
         self._conversations.end_answer()
+        stats = self._llm.kv_stats()
         self._deliver(
             Done(
                 finish,
                 self._stops.found,
                 tuple(self._tokens[self.n_prompt :]),
                 self.counts,
-                self._cache(),
+                stats,
+                self._conversations.handle,
+                stats.n_bytes_archive + self._conversations.n_bytes_archive,
                 self._n_decodes,
             )
-        )
-
-    def _cache(self) -> Cache:
-        stats = self._llm.kv_stats()
-        return Cache(
-            stats.method,
-            stats.n_bytes_used,
-            stats.n_bytes_full,
-            self._conversations.handle,
-            stats.n_bytes_archive,
-            stats.n_bytes_archive + self._conversations.n_bytes_archive,
         )
 
     # ---- tokens

@@ -178,12 +178,9 @@ def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
         "tokens_predicted_seconds_total": ("Time in which tokens were written.", totals.write_s),
         "n_decode_total": ("Calls of llama_decode.", totals.n_decodes),
         "n_tokens_max": ("Most tokens that a conversation had.", totals.n_most),
-        "spec_decode_num_draft_tokens_total": ("Tokens of drafts.", totals.drafts.n_tokens),
-        "spec_decode_num_accepted_tokens_total": (
-            "Tokens of drafts that were right.",
-            totals.drafts.n_right,
-        ),
-        "spec_decode_num_drafts_total": ("Drafts that were checked.", totals.drafts.n),
+        "spec_decode_num_draft_tokens_total": ("Tokens of drafts.", totals.n_drafted),
+        "spec_decode_num_accepted_tokens_total": ("Those that were right.", totals.n_right),
+        "spec_decode_num_drafts_total": ("Drafts that were checked.", totals.n_drafts),
     }
     for name, (about, value) in counters.items():
         yield f"llamacpp:{name}", "counter", about, value
@@ -210,9 +207,9 @@ def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
     for kind, n in worker.conversations.losses.items():
         about = f"Conversations of which the log says why: {KINDS[kind]}."
         yield f"edgekv:conversations_{kind}_total", "counter", about, n
-    if totals.cache:
+    if last := totals.last:
         about = "Bytes of the last conversation's cache"
-        yield "edgekv:kv_bytes", "gauge", f"{about}.", totals.cache.n_bytes
-        yield "edgekv:kv_bytes_full", "gauge", f"{about}, in full.", totals.cache.n_bytes_full
+        yield "edgekv:kv_bytes", "gauge", f"{about}.", last.stats.n_bytes_used
+        yield "edgekv:kv_bytes_full", "gauge", f"{about}, in full.", last.stats.n_bytes_full
         about = "Bytes of all conversations' archives, on disk."
-        yield "edgekv:archive_bytes", "gauge", about, totals.cache.n_bytes_archives
+        yield "edgekv:archive_bytes", "gauge", about, last.n_bytes_archives

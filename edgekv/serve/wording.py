@@ -33,7 +33,7 @@ def timings(counts: Counts) -> dict[str, Any]:
     """
     n_read, n_steps = counts.n_prompt - counts.n_cached, max(counts.n_written - 1, 0)
     read_ms, write_ms = round(counts.read_ms, 3), round(counts.write_ms, 3)
-    drafts = {"draft_n": counts.drafts.n_tokens, "draft_n_accepted": counts.drafts.n_right}
+    drafts = {"draft_n": counts.n_drafted, "draft_n_accepted": counts.n_right}
     return {
         "cache_n": counts.n_cached,
         "prompt_n": n_read,
@@ -44,7 +44,7 @@ def timings(counts: Counts) -> dict[str, Any]:
         "predicted_ms": write_ms,
         "predicted_per_token_ms": _ratio(write_ms, n_steps),
         "predicted_per_second": _ratio(1e3 * n_steps, write_ms),
-        **(drafts if counts.drafts.n else {}),
+        **(drafts if counts.n_drafts else {}),
     }
 
 
@@ -55,14 +55,14 @@ def input_tokens(n: int) -> dict[str, Any]:
 
 def cache(done: Done) -> dict[str, Any]:
     """edgekv's own field `kv`: what the conversation's cache takes, and would take in full."""
-    kept = done.cache
+    kept = done.stats
     archive = {"bytes_archive": kept.n_bytes_archive} if kept.n_bytes_archive else {}
     return {
         "method": kept.method,
-        "bytes": kept.n_bytes,
+        "bytes": kept.n_bytes_used,
         "bytes_full": kept.n_bytes_full,
         **archive,
-        "conversation": kept.conversation,
+        "conversation": done.conversation,
     }
 
 
