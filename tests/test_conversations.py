@@ -762,6 +762,49 @@ def test_a_short_question_has_the_same_answer_after_a_restart(
     assert said == [said[0]] * 4
 
 
+@pytest.mark.parametrize("n_question", [0, 10])
+@pytest.mark.parametrize("n_before", [12, 150])
+@pytest.mark.parametrize("n_document", [30, 300])
+@pytest.mark.parametrize("cache", COMPRESSED)
+def test_a_short_question_has_one_answer_behind_rows_that_were_rounded_meanwhile(
+    tiny, text, tmp_path, cache, n_document, n_before, n_question
+):
+    """Before an answer, and after one in which rows from before the question grow old."""
+
+    def ask(pool: Any, llm: Any, n: int) -> None:
+        llm.eval(prompt[pool.use(prompt) :])
+        said.append((last_logits(llm).tobytes(), write(llm, n)))
+
+    prompt, said = [*text(n_document)], list[tuple[bytes, list[int]]]()
+    for i in range(2):
+        llm = load(tiny("llama-gqa"), "q8_0", **cache)
+        with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+            if i == 0:
+                ask(pool, llm, n_before)
+                prompt += [*said.pop()[1], *text(n_question, 1)]
+            for n in (12, 230, 12, 230):
+                ask(pool, llm, n)
+            Pooled(pool, llm).ask(text(400, 2))
+            ask(pool, llm, 40)
+        llm.close()
+    assert {logits for logits, _ in said} == {said[0][0]}
+    longest = said[1][1]
+    assert all(longest[: len(answer)] == answer for _, answer in said)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_a_prompt_that_ends_with_a_short_part_has_one_answer(tiny, text, kind):
+    """The part is appended behind what is compressed, and grows old with the answer."""
+    prompt, said = [*text(300), *text(20, 1)], list[tuple[bytes, list[int]]]()
+    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.3)
+    with Conversations(llm) as pool:
+        for n in (12, 230, 12, 230):
+            llm.eval(prompt[pool.use(prompt, cuts=[300]) :])
+            said.append((last_logits(llm).tobytes(), write(llm, n)))
+    assert said[::2] == said[:1] * 2 and said[1::2] == said[1:2] * 2
+    assert said[0] == (said[1][0], said[1][1][:12])
+
+
 @pytest.mark.parametrize("n_question", [20, 60, 70])
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_question_has_the_same_bits_whether_or_not_another_one_came_before(

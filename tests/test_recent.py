@@ -112,6 +112,16 @@ def test_tokens_that_are_taken_back_leave_no_trace(tiny, text, n_new, n_back):
     assert np.abs(logits(other) - logits(llm)).max() < 1e-3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_behind_rounded_rows_tokens_are_the_same_after_more_that_were_taken_back(tiny, text, kind):
+    llm = continued(tiny(NAME), kind, text, 100)
+    llm.engine.store.round_rows()
+    expected = feed(llm, text(5, seed=3))
+    append(llm, text(300, seed=4))
+    llm.n_tokens -= 305
+    assert np.array_equal(feed(llm, text(5, seed=3)), expected)
+
+
 @pytest.mark.parametrize("n_new", [10, 100, 190])
 def test_a_saved_conversation_goes_on_as_if_it_had_not_been_saved(tiny, text, n_new):
     more = text(5, seed=3)

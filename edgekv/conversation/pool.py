@@ -173,8 +173,16 @@ class Conversations:
         self._current.is_under_way, self._is_answer = True, is_answer
         if n < n_prompt and not is_answer:
             self._current.turn = n, n_prompt
+            self.round_rows()
         self._llm.turn.checkpoints.begin_turn(n, n_prompt)
         self._cut(n, {x for x in cuts if n < x < n_prompt})
+
+    def round_rows(self) -> None:
+        """A prompt is going to be read behind the current conversation: what it sees of it is what
+        it will see when it is asked again.
+        """
+        if self._llm.engine is not None:
+            self._llm.engine.store.round_rows()
 
     def reachable(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt `use` would find; nothing changes."""
@@ -526,19 +534,25 @@ class Conversations:
         """Keep what is needed to answer the prompt that was read once more: its last token alone
         gives other logits.
 
-        A short prompt is read again behind a store, which may round its rows once there are more.
+        A short one, or its short end, waits in f16 and is rounded later: it is read again.
         """
         if self._is_answer:
             return
-        stays = llm.engine is None or llm.n_tokens > APPEND_MAX
-        values = parked.logits(llm) if stays else None
-        tokens = llm.tokens
-        self._current.prompt = None if values is None else End(tokens, values)
+        now, kv = self._current, llm.engine
+        now.prompt = None
+        if kv is not None and any(layer.waits for layer in kv.store.layers):
+            begin = max(now.turn[0], kv.store.memory().boundary)
+            if begin < llm.n_tokens:
+                now.turn = begin, llm.n_tokens
+                return
+        values = parked.logits(llm)
+        if values is not None:
+            now.prompt = End(llm.tokens, values)
 
     def keep_beginning(self, llm: Holder) -> None:
         """Keep the current conversation's beginning, which it cannot be taken back to later."""
         now = Entry(llm.tokens, self._key(), is_boundary=True)
-        now.prompt = self._current.prompt
+        now.prompt, now.turn = self._current.prompt, self._current.turn
         now.set_reach(parked.reach_of_copy(llm))
         now.last_used = self._now()
         mine = [x for x in self._waiting if x.settings == now.settings]

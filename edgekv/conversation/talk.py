@@ -70,7 +70,9 @@ class Entry:
     last: End | None = None
     """The end of all its tokens, while the conversation waits."""
     turn: tuple[int, int] = (0, 0)
-    """Tokens behind which its last prompt was read, and those of the prompt."""
+    """Tokens behind which its last prompt was read, or an end of it whose rows are rounded later,
+    and those of the prompt.
+    """
 
     @property
     def n_bytes(self) -> int:

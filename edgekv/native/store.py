@@ -143,6 +143,12 @@ class Store:
         """
         check(lib.edgekv_mark_tokens(self.ctx))
 
+    def round_rows(self) -> None:
+        """Round what waits in f16, so that tokens that come see the same rows, however many more
+        come before the conversation is taken back to where it is.
+        """
+        check(lib.edgekv_round_rows(self.ctx))
+
     def archive(self, folder: str, recall: float = 0.0, index_bits: int = 64) -> None:
         """Give conversations that begin from now on an archive in a file without a name in
         `folder`: see `edgekv_archive_on` in edgekv.h.

@@ -82,7 +82,11 @@ class Turns:
         many of its tokens need not be read. If it is gone, the prompt is cut as it was.
         """
         n = self._pool.use(tokens, cuts=prompt.cuts, is_answer=True)
-        self._cut(n, self._ends(prompt.parts, prompt.tokens) if n < len(prompt.tokens) else [])
+        ends: Sequence[int] = []
+        if n < len(prompt.tokens):
+            self._pool.round_rows()
+            ends = self._ends(prompt.parts, prompt.tokens)
+        self._cut(n, ends)
         return n
 
     def end_answer(self) -> None:

@@ -166,6 +166,10 @@ LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_
 // state. Nothing happens to other models
 LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 
+// Rows that wait in f16 are rounded now. Tokens that come see the same rows then, however many more
+// come before the conversation is taken back to where it is
+LLAMA_API int edgekv_round_rows(struct llama_context * ctx);
+
 // From now on a conversation that begins in this context has an archive: the rows of all its
 // tokens, of layers that attend to everything, in a file without a name in `dir` (null: TMPDIR). A
 // prompt is then read behind all of them, and what is kept is chosen from all of them. recall: the

@@ -263,6 +263,15 @@ int edgekv_mark_tokens(llama_context * ctx) {
     });
 }
 
+int edgekv_round_rows(llama_context * ctx) {
+    return guard([&] {
+        auto & s = store_of(ctx);
+        if (s.active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+        settled(ctx);
+        s.round_all();
+    });
+}
+
 int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows) {
     return guard([&] {
         auto & s = store_of(ctx);
