@@ -17,6 +17,7 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob, Written
 from edgekv.serve.preparing import prepared
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import NativeBody
 from edgekv.serve.service import Service, Writer, service_of
@@ -32,15 +33,12 @@ async def completion(body: NativeBody, http: HttpRequest) -> Response:
     service = service_of(http)
     body.logprobs = body.n_probs or None
     found = await prepared(http, _ask, service.asker, body)
-    said = [_Said(service, body, i, one, text) for i, (one, text) in enumerate(found)]
+    writers = [_Writer(service, body, i, one, text) for i, (one, text) in enumerate(found)]
     requests = [one for one, _ in found]
     if body.stream:
-        return await several.streams(http, requests, [_Writer(one, body) for one in said])
+        return await several.streams(http, requests, writers)
     answers = await several.wholes(http, requests)
-    whole = [
-        one.end(answer.done, answer.message.text, answer.logprobs)
-        for one, answer in zip(said, answers, strict=True)
-    ]
+    whole = [writer.whole(answer) for writer, answer in zip(writers, answers, strict=True)]
     return Json(whole[0] if len(whole) == 1 else whole)
 
 
@@ -58,70 +56,15 @@ def _probabilities(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"completion_probabilities": [wording.with_rivals(one) for one in logprobs]}
 
 
-class _Said:
-    """What is said of one answer. prompt: its text."""
+class _Writer(Writer):
+    """Pieces of the text, each an event, or the whole answer. prompt: its text."""
 
     def __init__(
         self, service: Service, body: NativeBody, index: int, request: Request, prompt: str
     ) -> None:
         self._service, self._body, self._request, self._prompt = service, body, request, prompt
-        self.place = {"index": index, "id_slot": -1 if body.id_slot is None else body.id_slot}
-
-    def end(
-        self,
-        done: Done,
-        text: str,
-        logprobs: Sequence[TokenLogprob] = (),
-        is_streamed: bool = False,
-    ) -> dict[str, Any]:
-        """At its end, in the fields that the request names. A stream has sent text and tokens."""
-        kind = "limit" if done.finish == "length" else "eos" if done.stop_text is None else "word"
-        tokens = done.tokens if self._body.return_tokens and not is_streamed else ()
-        said = {
-            **self.place,
-            "content": "" if is_streamed else text,
-            "tokens": list(tokens),
-            "stop": True,
-            "stop_type": kind,
-            "stopping_word": done.stop_text or "",
-            "model": self._service.model,
-            "generation_settings": {
-                **generation_settings(self._request),
-                "ignore_eos": bool(self._body.ignore_eos),
-                "stream": is_streamed,
-                "timings_per_token": bool(self._body.timings_per_token),
-            },
-            "prompt": self._prompt,
-            "has_new_line": "\n" in text,
-            "tokens_predicted": done.counts.n_written,
-            "tokens_evaluated": done.counts.n_prompt,
-            "tokens_cached": done.counts.n_cached,
-            "truncated": done.counts.n_prompt + done.counts.n_written >= self._service.asker.n_ctx,
-            "timings": wording.timings(done.counts),
-            "kv": wording.cache(done),
-            **_probabilities(logprobs),
-        }
-        wanted = self._body.response_fields
-        return _nested(said, wanted) if wanted else said
-
-
-def _nested(said: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """The values at some paths, such as generation_settings/n_predict, as far as there are any."""
-    found = dict[str, Any]()
-    for path in paths:
-        value: Any = said
-        for name in path.split("/"):
-            value = value.get(name, _nested) if isinstance(value, dict) else _nested
-        if value is not _nested:
-            found[path] = value
-    return found
-
-
-class _Writer(Writer):
-    """Pieces of the text, each an event."""
-
-    def __init__(self, said: _Said, body: NativeBody) -> None:
-        self._said, self._text = said, ""
+        self._place = {"index": index, "id_slot": -1 if body.id_slot is None else body.id_slot}
+        self._text = ""
         self.with_progress = bool(body.return_progress)
         self.with_timings = bool(body.timings_per_token)
 
@@ -135,7 +78,7 @@ class _Writer(Writer):
     def _piece(self, written: Written, more: dict[str, Any]) -> str:
         return sse.event(
             {
-                **self._said.place,
+                **self._place,
                 "content": written.text,
                 "tokens": written.tokens,
                 "stop": False,
@@ -147,7 +90,57 @@ class _Writer(Writer):
         )
 
     def end(self, done: Done, has_calls: bool) -> str:
-        return sse.event(self._said.end(done, self._text, is_streamed=True))
+        return sse.event(self._wanted(self._end(done, self._text)))
+
+    def whole(self, answer: Reply) -> dict[str, Any]:
+        done, text = answer.done, answer.message.text
+        tokens = list(done.tokens) if self._body.return_tokens else []
+        more = {"content": text, "tokens": tokens, **_probabilities(answer.logprobs)}
+        return self._wanted({**self._end(done, text), **more})
+
+    def _end(self, done: Done, text: str) -> dict[str, Any]:
+        """What stands at the end of an answer; a stream has sent text and tokens."""
+        kind = "limit" if done.finish == "length" else "eos" if done.stop_text is None else "word"
+        return {
+            **self._place,
+            "content": "",
+            "tokens": [],
+            "stop": True,
+            "stop_type": kind,
+            "stopping_word": done.stop_text or "",
+            "model": self._service.model,
+            "generation_settings": {
+                **generation_settings(self._request),
+                "ignore_eos": bool(self._body.ignore_eos),
+                "stream": bool(self._body.stream),
+                "timings_per_token": self.with_timings,
+            },
+            "prompt": self._prompt,
+            "has_new_line": "\n" in text,
+            "tokens_predicted": done.counts.n_written,
+            "tokens_evaluated": done.counts.n_prompt,
+            "tokens_cached": done.counts.n_cached,
+            "truncated": done.counts.n_prompt + done.counts.n_written >= self._service.asker.n_ctx,
+            "timings": wording.timings(done.counts),
+            "kv": wording.cache(done),
+        }
+
+    def _wanted(self, said: dict[str, Any]) -> dict[str, Any]:
+        """In the fields that the request names."""
+        wanted = self._body.response_fields
+        return _nested(said, wanted) if wanted else said
 
     def failed(self, error: ApiError) -> str:
         return sse.event(error.body("/completion"))
+
+
+def _nested(said: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The values at some paths, such as generation_settings/n_predict, as far as there are any."""
+    found = dict[str, Any]()
+    for path in paths:
+        value: Any = said
+        for name in path.split("/"):
+            value = value.get(name, _nested) if isinstance(value, dict) else _nested
+        if value is not _nested:
+            found[path] = value
+    return found

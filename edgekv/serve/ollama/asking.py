@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -44,32 +43,32 @@ STAYS = (
 async def chat(body: ChatBody, http: HttpRequest) -> Response:
     """An answer to messages, by the model's chat template."""
     service = service_of(http)
-    said = _Said(service.model, _in_chat)
+    writer = _Writer(service.model, _in_chat)
     if not body.messages:
-        return _loaded(body, said)
+        return _loaded(body, writer)
     request = await prepared(http, _chat, service, body)
-    return await respond(http, request, said.writer(body), said.whole)
+    return await respond(http, request, writer if body.is_streamed else None, writer.whole)
 
 
 @router.post("/api/generate")
 async def generate(body: GenerateBody, http: HttpRequest) -> Response:
     """An answer to one question; with `raw` the text that follows another one."""
     service = service_of(http)
-    said = _Said(service.model, _in_text)
+    writer = _Writer(service.model, _in_text)
     if not body.prompt:
-        return _loaded(body, said)
+        return _loaded(body, writer)
     request = await prepared(http, _raw if body.raw else _question, service, body)
     if not body.raw:
-        said.context = [*request.prompt.tokens]
-        said.end_token = service.llm.token_eos()
-    return await respond(http, request, said.writer(body), said.whole)
+        writer.context = [*request.prompt.tokens]
+        writer.end_token = service.llm.token_eos()
+    return await respond(http, request, writer if body.is_streamed else None, writer.whole)
 
 
-def _loaded(body: AskBody, said: _Said) -> Response:
+def _loaded(body: AskBody, writer: _Writer) -> Response:
     """The answer to nothing, with which clients have a model loaded. Raises BadInput."""
     if body.keep_s == 0:
         raise BadInput(STAYS)
-    return Json({**said.piece(), "done": True, "done_reason": "load"})
+    return Json({**writer.said(), "done": True, "done_reason": "load"})
 
 
 # ---- what is asked
@@ -195,29 +194,39 @@ def _probabilities(logprobs: list[TokenLogprob]) -> dict[str, Any]:
     return {"logprobs": [wording.with_rivals(one) for one in logprobs]} if logprobs else {}
 
 
-@dataclass
-class _Said:
-    """What is said of one answer. form: of its text, thought and calls; context: the tokens of a
-    prompt that another one may go on from, None if none may; end_token: what ends a turn.
+class _Writer(Writer):
+    """Lines of JSON, or one of a whole answer. A call is written when it is complete.
+
+    form: of an answer's text, thought and calls.
     """
 
-    model: str
-    form: Callable[[str, str, Mapping[int, Call]], dict[str, Any]]
+    media_type = "application/x-ndjson"
     context: list[int] | None = None
-    end_token: int = -1
-    begin: int = field(default_factory=time.perf_counter_ns)
+    """Tokens of a prompt that another one may go on from."""
+    end_token = -1
+    """What ends a turn."""
 
-    def writer(self, body: AskBody) -> Writer | None:
-        return _Writer(self) if body.is_streamed else None
+    def __init__(
+        self, model: str, form: Callable[[str, str, Mapping[int, Call]], dict[str, Any]]
+    ) -> None:
+        self._model, self._form, self._begin = model, form, time.perf_counter_ns()
+        self._call: CallBegun | None = None
+        self._arguments = ""
 
-    def piece(
+    def said(
         self, text: str = "", thought: str = "", calls: Mapping[int, Call] = NO_CALLS
     ) -> dict[str, Any]:
+        """A piece of the answer."""
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        head = {"model": self.model, "created_at": now}
-        return {**head, **self.form(text, thought, calls), "done": False}
+        head = {"model": self._model, "created_at": now}
+        return {**head, **self._form(text, thought, calls), "done": False}
 
-    def end(self, done: Done) -> dict[str, Any]:
+    def whole(self, answer: Reply) -> dict[str, Any]:
+        said = answer.message
+        piece = self.said(said.text, said.thought, dict(enumerate(said.calls)))
+        return {**piece, **_probabilities(answer.logprobs), **self._end(answer.done)}
+
+    def _end(self, done: Done) -> dict[str, Any]:
         """What stands at the end of an answer."""
         said = {"done": True, "done_reason": done.finish, **self._costs(done.counts)}
         if self.context is not None:
@@ -229,7 +238,7 @@ class _Said:
     def _costs(self, counts: Counts) -> dict[str, int]:
         """Times are in nanoseconds; the prompt's tokens are all of them, whatever was known."""
         return {
-            "total_duration": time.perf_counter_ns() - self.begin,
+            "total_duration": time.perf_counter_ns() - self._begin,
             "load_duration": 0,
             "prompt_eval_count": counts.n_prompt,
             "prompt_eval_duration": round(1e6 * counts.read_ms),
@@ -237,34 +246,18 @@ class _Said:
             "eval_duration": round(1e6 * counts.write_ms),
         }
 
-    def whole(self, answer: Reply) -> dict[str, Any]:
-        said = answer.message
-        piece = self.piece(said.text, said.thought, dict(enumerate(said.calls)))
-        return {**piece, **_probabilities(answer.logprobs), **self.end(answer.done)}
-
-
-class _Writer(Writer):
-    """Lines of JSON. A call is written when it is complete."""
-
-    media_type = "application/x-ndjson"
-
-    def __init__(self, said: _Said) -> None:
-        self._said = said
-        self._call: CallBegun | None = None
-        self._arguments = ""
-
     def comment(self, text: str) -> str:
         return ""  # lines have none
 
     def part(self, part: Part) -> str:
         match part:
             case Thought():
-                return self._called() + _line(self._said.piece(thought=part.text))
+                return self._called() + _line(self.said(thought=part.text))
             case Text():
                 more = _probabilities(part.logprobs)
                 if not part.text and not more:
                     return ""
-                return self._called() + _line({**self._said.piece(part.text), **more})
+                return self._called() + _line({**self.said(part.text), **more})
             case CallBegun():
                 line, self._call = self._called(), part
                 return line
@@ -278,10 +271,10 @@ class _Writer(Writer):
         self._call, self._arguments = None, ""
         if begun is None:
             return ""
-        return _line(self._said.piece(calls={begun.index: Call(begun.name, arguments, begun.id)}))
+        return _line(self.said(calls={begun.index: Call(begun.name, arguments, begun.id)}))
 
     def end(self, done: Done, has_calls: bool) -> str:
-        return self._called() + _line({**self._said.piece(), **self._said.end(done)})
+        return self._called() + _line({**self.said(), **self._end(done)})
 
     def failed(self, error: ApiError) -> str:
         return _line(error.body("/api/chat"))
