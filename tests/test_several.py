@@ -17,10 +17,7 @@ N = 4
 def for_several(path, kind: str = "f16", **more):
     """A model whose context may have tokens of N conversations in a step."""
     llm = load(path, kind, kv_ratio=0.3, kv_tail=512, **more)
-    llm.context_params.n_seq_max, llm.context_params.kv_unified = N + 1, True
-    fresh = llm._kv_make_context(stores=True)
-    llm._ctx.close()
-    llm._kv_enter(fresh, stores=True)
+    llm.write_together(N)
     return llm
 
 

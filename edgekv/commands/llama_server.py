@@ -18,7 +18,6 @@ Callback = Callable[[click.Context, click.Parameter, Any], None]
 FLAGS = (
     "--jinja/--no-jinja",
     "--warmup/--no-warmup",
-    "-cb/-nocb --cont-batching/--no-cont-batching",
     "--perf/--no-perf",
     "--kv-unified/--no-kv-unified -kvu/-no-kvu",
     "--cache-prompt/--no-cache-prompt",

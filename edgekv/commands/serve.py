@@ -175,7 +175,15 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.IntRange(1, 256),
         default=USUAL.parallel,
         metavar="N",
-        help="Answers that are written in turns.",
+        help="Answers under way at once.",
+    ),
+    _llama(
+        "-cb/-nocb",
+        "--cont-batching/--no-cont-batching",
+        env="CONT_BATCHING",
+        default=USUAL.cont_batching,
+        help="Write them in one pass over the weights; without it where each is then exactly what"
+        " it would be alone, in turns elsewhere.",
     ),
     _llama(
         "-cram",

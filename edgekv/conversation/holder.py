@@ -24,6 +24,8 @@ class Holder(Protocol):
     input_ids: NDArray[np.intc]
     """[n_ctx]; the first n_tokens are the conversation's."""
     n_tokens: int
+    n_evaluated: int
+    """Tokens that went through the model since it was loaded."""
     model_path: str
     context_params: Any
     kv_overrides: dict[str, Any] | None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -71,6 +71,11 @@ class Parked(Protocol):
         """Where its rows are."""
         ...
 
+    @property
+    def n_to_append(self) -> int:
+        """Tokens that it can be given where it is, beside others (`Place.step`)."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Copy:
@@ -101,6 +106,10 @@ class Copy:
     def rows(self) -> State:
         return self.taken
 
+    @property
+    def n_to_append(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True, eq=False)
 class Aside:
@@ -110,6 +119,16 @@ class Aside:
     tokens: NDArray[np.int32]
     past: Past
     reach: Reach
+    n_to_append: int = 0
+
+    def with_token(self, token: int, has_windows: bool) -> Aside:
+        """The same, behind a step that gave it a token more. has_windows: of layers, which slide
+        on.
+        """
+        tokens, now = np.append(self.tokens, np.int32(token)), self.reach
+        if has_windows:
+            now = replace(now, least=now.least + 1)
+        return replace(self, tokens=tokens, reach=now, n_to_append=self.n_to_append - 1)
 
     @property
     def n_bytes(self) -> int:
@@ -166,12 +185,22 @@ def park(llm: Holder) -> Parked:
     if llm.engine is None or llm.engine.offloaded:  # a device's memory is for the one that goes on
         found: Parked = copied(llm)
     else:
-        place, now = Place(llm.ctx), reach(llm)
+        place, now, n = Place(llm.ctx), reach(llm), n_to_append(llm)
         tokens = llm.tokens
         place.swap(llm.ctx)
-        found = Aside(place, tokens, llm.engine.turn.past, now)
+        found = Aside(place, tokens, llm.engine.turn.past, now, n)
     llm.reset()
     return found
+
+
+def n_to_append(llm: Holder) -> int:
+    """Tokens that the conversation of `llm` can be given in steps with others."""
+    kv = llm.engine
+    if kv is None or kv.recurs or kv.offloaded or llm.keeps_logits:
+        return 0
+    if llm.context_params.n_seq_max < 2 or kv.store.memory().has_archive:
+        return 0
+    return min(kv.n_to_append(), llm.n_ctx() - llm.n_tokens)
 
 
 def copied(llm: Holder) -> Parked:

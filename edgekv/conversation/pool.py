@@ -6,7 +6,7 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from edgekv.conversation.state import State
 from edgekv.conversation.talk import End, Entry, Talk
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.limit import APPEND_MAX
+from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
@@ -183,6 +184,52 @@ class Conversations:
         """
         if self._llm.engine is not None:
             self._llm.engine.store.round_rows()
+
+    # ---- several conversations in one pass over the weights
+
+    def together(self, ids: Sequence[str]) -> list[str]:
+        """Of these conversations those that `step` can give a token now; none if that is one."""
+        with self._llm.guard.use():
+            self._look()
+            most = self._llm.context_params.n_seq_max - 1
+            found = [id for id in ids if self._n_to_append(id) > 0][:most]
+        return found if len(found) > 1 else []
+
+    def _n_to_append(self, id: str) -> int:
+        if id == self._current.id:
+            return parked.n_to_append(self._llm)
+        key = self._key()
+        here = (x for x in self._waiting if x.id == id and x.settings == key)
+        return next((x.parked.n_to_append for x in here if x.parked), 0)
+
+    def step(self, tokens: Mapping[str, int]) -> None:
+        """Evaluate a token behind each of some conversations that `together` found, by their ids,
+        in one pass over the weights. All stay where they are. The model's logits of the i-th have
+        the index i.
+
+        Raises EdgeKVError; all are as before then.
+        """
+        llm = self._llm
+        with llm.guard.use():
+            self._look()
+            known = {x.id: x for x in [self._current, *self._waiting]}
+            entries = [known[id] for id in tokens]
+            places = [_place_of(x) for x in entries]
+            native.Place.step(llm.ctx, places, list(tokens.values()))
+            llm.n_evaluated += len(entries)
+            has_windows = llama_cpp.llama_model_n_swa(llm.model) > 0
+            for entry, token in zip(entries, tokens.values()):
+                entry.path = entry.last = None
+                entry.last_used = self._now()
+                if entry is self._current:
+                    llm.input_ids[llm.n_tokens] = token
+                    llm.n_tokens += 1
+                    continue
+                assert isinstance(entry.parked, parked.Aside)
+                entry.parked = entry.parked.with_token(token, has_windows)
+                entry.tokens = entry.parked.tokens
+                entry.set_reach(entry.parked.reach)
+            llm.has_logits = False  # the last ones may be another's
 
     def reachable(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt `use` would find; nothing changes."""
@@ -822,6 +869,13 @@ def _closing(pool: weakref.ref[Conversations]) -> Callable[[], None]:
                 found.close()
 
     return close
+
+
+def _place_of(entry: Entry) -> native.Place | None:
+    """Where a conversation of `together` is; None: in the context."""
+    rows = entry.parked.rows if entry.parked else None
+    assert not isinstance(rows, State)
+    return rows
 
 
 def _cheapest(beginnings: Iterable[Entry]) -> Entry:

@@ -42,6 +42,9 @@ from edgekv.methods.merge import D2O, Folding
 
 log = logging.getLogger("edgekv")
 
+MANY = 2**31 - 1
+"""Tokens: more than a context has."""
+
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
 
@@ -325,14 +328,17 @@ class Engine:
         """Tokens that the next step may have so that the recent buffer is compressed and rounded
         behind the same tokens as if each had a step of its own.
         """
-        info, s = self.store.memory(), self.settings
+        info = self.store.memory()
         if info.has_archive or info.went_back:
             return 1
-        most = info.n_alike
-        if s.compresses and not self._has_room(info.bytes_now):
-            left = max(s.tail, s.window) - (info.n_past - self._recent_begin(info))
-            most = min(most, left)
-        return max(most, 1)
+        return max(min(info.n_alike, self.n_to_append()), 1)
+
+    def n_to_append(self) -> int:
+        """Tokens that may be appended before the recent buffer has to be compressed."""
+        info, s = self.store.memory(), self.settings
+        if not s.compresses or self._has_room(info.bytes_now):
+            return MANY
+        return max(s.tail, s.window) - (info.n_past - self._recent_begin(info))
 
     def _has_room(self, n_bytes: int) -> bool:
         """Whether a limit for the cache, of which n_bytes are taken, lets the recent buffer grow.

@@ -21,7 +21,7 @@ _REPLACED = (
     *("_kv_config", "settings", "_kv_types", "_kv_note"),
     *("_ctx", "engine", "n_tokens", "_requires_eval"),
 )
-_PARAMS = "type_k", "type_v", "flash_attn_type", "n_outputs_max"
+_PARAMS = ("type_k", "type_v", "flash_attn_type", "n_outputs_max", "n_seq_max", "kv_unified")
 """Parameters of a context that depend on its cache."""
 _F16 = facts.cache_types["f16"][0]
 

@@ -21,6 +21,7 @@ from edgekv.choice.stored import picked
 from edgekv.conversation import statistics
 from edgekv.conversation.checkpoints import Checkpoints
 from edgekv.conversation.guard import Guard
+from edgekv.conversation.parked import has_recurrent_layers
 from edgekv.conversation.turn import Turn
 from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
@@ -144,6 +145,7 @@ class LoadedModel(Face):
         # called with a prompt's tokens and its cuts, before it is decided where to go on
         self._kv_on_prompt: Callable[[list[int], list[int]], object] | None = None
         self.pool = None
+        self._kv_n_together = 1
         self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
@@ -201,10 +203,7 @@ class LoadedModel(Face):
     @property
     def can_take_back(self) -> bool:
         """Whether single tokens behind a prompt can be taken back."""
-        model = self._model.model
-        return not (
-            llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
-        )
+        return not has_recurrent_layers(self)
 
     @property
     def _sampler(self) -> Any:
@@ -382,15 +381,34 @@ class LoadedModel(Face):
         if picks:
             self.context_params.type_k, self.context_params.type_v = picks
         self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self._kv_replace_context()
+
+    def _kv_replace_context(self) -> None:
+        """An empty conversation in another context with a store."""
         fresh = self._kv_make_context(stores=True)
         self._ctx.close()
         self._kv_enter(fresh, stores=True)
         self._stack.enter_context(closing(fresh))
 
+    def write_together(self, n: int, always: bool | None = True) -> None:
+        """Up to n conversations of a pool may write in one pass over the weights from now on, where
+        their cache is compressed and in main memory. The present conversation ends.
+
+        always: None, only where answers are those of each alone, bit for bit. Raises EdgeKVError.
+        """
+        alike = native.rows_alike(self.model) if always is None else always
+        self._kv_n_together = n if alike else 1
+        if self._kv_n_together > 1 and self.engine is not None and not self.engine.offloaded:
+            self._kv_replace_context()
+
     def _kv_make_context(self, stores: bool) -> Any:
         """Another context of this model, by `context_params`. Raises EdgeKVError."""
-        few = stores and not self._logits_all
-        self.context_params.n_outputs_max = native.OUTPUTS if few else 0
+        params, few = self.context_params, stores and not self._logits_all
+        params.n_outputs_max = native.OUTPUTS if few else 0
+        # a state of recurrent layers would be kept for every sequence
+        is_one = not few or has_recurrent_layers(self)
+        n = 1 if is_one else min(self._kv_n_together, native.OUTPUTS)
+        params.n_seq_max, params.kv_unified = (n + 1, True) if n > 1 else (1, False)
         try:
             with native.next_context(stores):
                 fresh = internals.LlamaContext(

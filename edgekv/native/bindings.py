@@ -175,6 +175,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("model_n_head_kv", I32, P, I32),
     ("model_hidden_width", I32, P),
     ("model_product_bytes", c_int64, P, c_int64, c_bool),
+    ("model_rows_alike", c_bool, P),
     ("has_store", c_bool, P),
     ("check_finite", c_int, P),
     ("context_bytes_get", c_int, P, POINTER(CContextBytes)),

@@ -121,6 +121,13 @@ def product_bytes(model: Any, n_chunk: int, again: bool, most: int | None = None
     return ProductBytes(words, both - words) if most is None else ProductBytes(min(both, most))
 
 
+def rows_alike(model: Any) -> bool:
+    """Whether a step with tokens of several conversations gives each the logits of a step of its
+    own, as far as products with the weights of a llama_model go.
+    """
+    return bool(lib.edgekv_model_rows_alike(model))
+
+
 def stop_if_set(ctx: Any, flag: ctypes.c_bool) -> None:
     """Let steps of a llama_context end, between two of their operations, once the flag is set. It
     must live as long as the context."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -89,8 +89,17 @@ class Turns:
         self._cut(n, ends)
         return n
 
-    def end_answer(self) -> None:
-        """The current conversation's answer is complete."""
+    def together(self, ids: Sequence[str]) -> list[str]:
+        """Of these conversations those that `step` can give a token now."""
+        return self._pool.together(ids)
+
+    def step(self, tokens: Mapping[str, int]) -> None:
+        """Give each of these a token in one pass; see `edgekv.Conversations.step`."""
+        self._pool.step(tokens)
+
+    def end_answer(self, id: str) -> None:
+        """The answer of a conversation is complete; it is the current one then."""
+        self._pool.make_current(id)
         self._pool.end_answer()
 
     def give_up(self, id: str) -> None:

@@ -124,7 +124,7 @@ class Job:
             return True
         self._mark = time.perf_counter()
         if self.n_written >= self._most:
-            self._finish("length")
+            self.finish("length")
             return False
         draft: list[int] = []
         if self.n_written or not is_current:  # the last token has not been read, or its logits left
@@ -133,19 +133,42 @@ class Job:
         self._count_time()
         return goes_on
 
+    @property
+    def unread(self) -> tuple[str, int] | None:
+        """Its conversation, and the token that was written last, if it may be read beside those of
+        others. Then `write` comes next instead of `step`.
+        """
+        is_whole = self.state is State.WRITING and 0 < self.n_written < self._most
+        return (self._talk, self._tokens[-1]) if is_whole and not self._llm.is_drafting else None
+
+    def write(self, index: int) -> str | None:
+        """Write a token by the logits at an index of a step that had tokens of several answers.
+        Returns why the answer is complete, for `finish`, or None.
+        """
+        self._n_decodes += 1
+        finish = self._write(index)
+        self._count_time()
+        return finish
+
+    def wait(self) -> None:
+        """A step with others begins, whose time is this answer's too."""
+        self._mark = time.perf_counter()
+
     def _write_checked(self, draft: list[int]) -> bool:
         """Write a token, and as long as that was the draft's, another one."""
         self._n_sure = self._llm.n_tokens - len(draft)
         try:
             for i in range(len(draft) + 1):
-                goes_on = self._write(i - len(draft) - 1)
-                if not goes_on or i == len(draft) or self._tokens[-1] != draft[i]:
+                finish = self._write(i - len(draft) - 1)
+                if finish or i == len(draft) or self._tokens[-1] != draft[i]:
                     break
                 self._n_sure += 1
                 self.n_right += 1
         finally:
             self._take_back()
-        return goes_on
+        if finish:
+            self.finish(finish)
+        return not finish
 
     def _take_back(self) -> None:
         """What is left of a draft is none of the conversation's."""
@@ -223,13 +246,12 @@ class Job:
         most = min(self._llm.most_drafted(), self._most - self.n_written - 1)
         return self._guesses.next(self._tokens, most)
 
-    def _write(self, index: int) -> bool:
-        """Write a token by the logits at an index of the last step."""
+    def _write(self, index: int) -> str | None:
+        """Write a token by the logits at an index of the last step. Returns why it was the last."""
         logits = self._sampler.logits(index)
         token = self._sampler.draw(logits)
         if self._is_end(token):
-            self._finish("stop")
-            return False
+            return "stop"
         self.n_written += 1
         self._tokens.append(token)
         data = self._piece(token)
@@ -238,10 +260,7 @@ class Job:
         text = self._stops.feed(data)
         if text:
             self._say(text)
-        if self._stops.found is not None or self._is_over(text):
-            self._finish("stop")
-            return False
-        return True
+        return "stop" if self._stops.found is not None or self._is_over(text) else None
 
     def _is_over(self, text: str) -> bool:
         """Whether more has come than the request allows."""
@@ -256,15 +275,15 @@ class Job:
         self._deliver(Written(text, self._logprobs, tokens, self.counts))
         self._logprobs, self._n_said = [], self.n_written
 
-    def _finish(self, finish: str) -> None:
-        self._take_back()
+    def finish(self, finish: str) -> None:
+        """The answer is complete. finish: why."""
         rest = "" if self._stops.found is not None else self._stops.feed(b"", final=True)
         if self._stops.found is not None:
             finish = "stop"
         if rest or self._n_said < self.n_written:
             self._say(rest)
         self._count_time()
-        self._conversations.end_answer()
+        self._conversations.end_answer(self._talk)
         stats = self._llm.kv_stats()
         self._deliver(
             Done(

@@ -28,7 +28,11 @@ class ServeOptions:
     allow_hosts: tuple[str, ...] = ()
     """More names that requests may have as their host."""
     parallel: int = 4
-    """Answers that are written in turns."""
+    """Answers under way at once."""
+    cont_batching: bool | None = None
+    """Whether they are written in one pass over the weights; None: where each is then the same as
+    alone.
+    """
     max_queue: int = 64
     """Requests that may wait besides those that are answered."""
     max_request: int = 64 * 2**20

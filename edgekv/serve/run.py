@@ -61,6 +61,7 @@ class Server(uvicorn.Server):
         beginning, but for address and keys. Raises BadInput.
         """
         options = options or self._options
+        llm.write_together(options.parallel, options.cont_batching)
         conversations = Turns(llm, options.cache_ram, options.cache_disk, options.cache_disk_size)
         conversations.open_packs(options.packs)
         self.worker = Worker(llm, conversations, options.parallel, options.max_queue)

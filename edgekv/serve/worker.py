@@ -200,32 +200,87 @@ class Worker:
             self._active.append(job)
 
     def _take_turn(self, job: Job) -> None:
-        """Some steps of a job; then it comes last, or leaves."""
+        """Some steps of a job; then it comes last, or leaves. Others that are written too go on in
+        the same steps, where they can.
+        """
         is_guest = self._reader is not None  # calls wait until the prompt is read
-        goes_on, begin, n = True, time.perf_counter(), 0
+        begin, n, turn = time.perf_counter(), 0, [job]
+        while not self._is_stopping and (is_guest or not self._may_call()):
+            beside = self._beside(job)
+            if beside:
+                turn = beside
+                self._step_together(beside)
+            else:
+                self._guarded(job, lambda: self._step(job))
+            least, n = WORTH * job.switch_s * (not beside), n + 1
+            if job.state is State.DONE or (n >= TURN and time.perf_counter() - begin >= least):
+                break
+        with self._wake:
+            for one in turn:
+                if one.state is not State.DONE:
+                    self._active.remove(one)
+                    self._active.append(one)
+
+    def _guarded(self, job: Job, step: Callable[[], bool]) -> None:
+        """A step of a job, which leaves if that says so by False, or fails."""
+        goes_on = False
         try:
-            while goes_on and not self._is_stopping and (is_guest or not self._may_call()):
-                goes_on, n = not job.is_cancelled and self._step(job), n + 1
-                least = WORTH * job.switch_s
-                if n >= TURN and time.perf_counter() - begin >= least:
-                    break
+            goes_on = not job.is_cancelled and step()
         except Cancelled:
-            goes_on = False
             if self._is_stopping and not job.is_cancelled:
                 self._deliver(job, Failed(ApiError(503, "the server is stopping")))
         except EdgeKVError as error:
-            goes_on = False
             self._deliver(job, Failed(ApiError(400, str(error))))
         except Exception:
-            goes_on = False
             log.exception("an answer failed")
             self._deliver(job, Failed(ApiError(500, "the server has a fault: see its log")))
-        with self._wake:
-            if not goes_on or job.is_cancelled:
+        if not goes_on or job.is_cancelled:
+            with self._wake:
                 self._leave(job)
-            else:
-                self._active.remove(job)
-                self._active.append(job)
+
+    def _beside(self, job: Job) -> list[Job]:
+        """The answers that are given a token in one pass now, this one among them; none if that is
+        one.
+        """
+        if job.unread is None:
+            return []
+        with self._wake:
+            writing = {x.unread[0]: x for x in self._active if x.unread and not x.is_cancelled}
+        if len(writing) < 2:
+            return []
+        found = [writing[id] for id in self.conversations.together(list(writing))]
+        return found if job in found else []
+
+    def _step_together(self, jobs: list[Job]) -> None:
+        """A token of each of these answers."""
+        self._beat = time.monotonic()
+        with self._wake:
+            if self._is_stopping:
+                return
+            self._llm.kv_cancel(False)
+        for job in jobs:
+            job.wait()
+        self._last = None  # the next step of one alone begins with its conversation
+        try:
+            self.conversations.step(dict(filter(None, (job.unread for job in jobs))))
+        except EdgeKVError as error:
+            if not self._is_stopping:
+                log.warning("answers are written one by one: %s", error)
+                for job in jobs:
+                    self._guarded(job, partial(self._step, job))
+            return
+        ended: list[tuple[Job, str]] = []
+
+        def write(job: Job, index: int) -> bool:
+            finish = job.write(index)
+            if finish:
+                ended.append((job, finish))
+            return True
+
+        for i, job in enumerate(jobs):
+            self._guarded(job, partial(write, job, i))
+        for job, finish in ended:  # other logits are gone once a conversation is current
+            self._guarded(job, partial(_finish, job, finish))
 
     def _step(self, job: Job) -> bool:
         self._beat = time.monotonic()
@@ -344,6 +399,11 @@ class Worker:
 
 def _refuse() -> NoReturn:
     raise ApiError(503, "the server is stopping")
+
+
+def _finish(job: Job, finish: str) -> bool:
+    job.finish(finish)
+    return False
 
 
 def _run_call(function: Callable[[], Any], done: Future[Any]) -> None:

@@ -89,6 +89,9 @@ LLAMA_API int32_t edgekv_model_hidden_width(const struct llama_model * model);
 // chunks of up to n_chunk tokens; again: several chunks meet the same weights
 LLAMA_API int64_t edgekv_model_product_bytes(
     const struct llama_model * model, int64_t n_chunk, bool again);
+// whether a token's products with the model's weights are the same however many tokens a step has:
+// logits of a step with tokens of several conversations are then those of each alone
+LLAMA_API bool edgekv_model_rows_alike(const struct llama_model * model);
 LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
 // may have brought. Without flash attention they reach every later token, of other conversations

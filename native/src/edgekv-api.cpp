@@ -118,6 +118,10 @@ int64_t edgekv_model_product_bytes(const llama_model * model, int64_t n_chunk, b
     return model ? edgekv_product_bytes(*model, n_chunk, again) : 0;
 }
 
+bool edgekv_model_rows_alike(const llama_model * model) {
+    return model && edgekv_rows_alike(*model);
+}
+
 int32_t edgekv_model_hidden_width(const llama_model * model) {
     return model ? edgekv_hidden_width(*model) : 0;
 }

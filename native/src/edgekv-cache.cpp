@@ -336,6 +336,24 @@ int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool ag
         (int64_t) std::min(n_most * sizeof(uint32_t), edgekv_products::MOST_UNPACKED);
 }
 
+bool edgekv_rows_alike(const llama_model & model) {
+    if (!edgekv_switches::products()) return false;
+    const auto & tensors = llama_internal_get_tensor_map(&model);
+    const bool has_output = std::any_of(
+        tensors.begin(), tensors.end(), [](const auto & x) { return x.first == "output.weight"; });
+    // those that a token takes a row of
+    const auto is_table = [&](const std::string & name) {
+        return name == "token_embd.weight" ? has_output
+                                           : name == "position_embd.weight" ||
+                name == "token_types.weight" || name == "per_layer_token_embd.weight";
+    };
+    return std::all_of(tensors.begin(), tensors.end(), [&](const auto & x) {
+        const auto & [name, t] = x;
+        // what is taken for one token is taken by the kernel for a few
+        return t->ne[1] <= 1 || is_table(name) || edgekv_cpu().product_room(t, 1) > 0;
+    });
+}
+
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which
 // must be what the device asks for; CUDA reads q8_0 rows as whole numbers of 4 bytes before it
 // attends to them

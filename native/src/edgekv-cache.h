@@ -116,6 +116,8 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il);
 
 // values of a token's hidden state between two layers
 int32_t edgekv_hidden_width(const llama_model & model);
+// see edgekv_model_rows_alike
+bool edgekv_rows_alike(const llama_model & model);
 // see edgekv_model_product_bytes
 int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool again);
 

@@ -1,0 +1,232 @@
+"""Answers that are written in one pass over the weights: each is what it is alone."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+import edgekv.llama_cpp as llama_cpp
+from edgekv import native
+from edgekv.chat.sampler import Sampling
+from edgekv.chat.template import Syntax
+from edgekv.errors import StepFailed
+from edgekv.serve.conversations import Turns
+from edgekv.serve.events import Done, Failed, Written
+from edgekv.serve.job import Job
+from edgekv.serve.request import Prompt, Request
+from edgekv.serve.worker import Worker
+from tests import archs
+from tests.engine import load
+from tests.serving import PATIENCE
+
+N = 4
+Q4_0, Q8_0, Q4_K = 2, 7, 15
+"""llama_ftype."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tiny):
+    """model(name, ftype): the path of a tiny model with such weights."""
+    folder = tmp_path_factory.mktemp("together")
+
+    def make(name="llama-gqa", ftype=Q8_0):
+        path = folder / f"{name}-{ftype}.gguf"
+        if not path.exists():
+            params = llama_cpp.llama_model_quantize_default_params()
+            params.ftype, params.nthread = ftype, 1
+            names = str(tiny(name)).encode(), str(path).encode()
+            assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
+        return path
+
+    return make
+
+
+class Log:
+    def __init__(self) -> None:
+        self.events, self.over = [], threading.Event()
+        self.wrote = threading.Event()
+
+    def __call__(self, event) -> None:
+        self.events.append(event)
+        if isinstance(event, Written):
+            self.wrote.set()
+        if isinstance(event, (Done, Failed)):
+            self.over.set()
+
+    def end(self):
+        assert self.over.wait(PATIENCE)
+        assert isinstance(self.events[-1], Done), self.events[-1]
+        return self.events[-1]
+
+    @property
+    def said(self):
+        """Every token with the exact logarithms of its rivals."""
+        self.end()
+        return [x for event in self.events if isinstance(event, Written) for x in event.logprobs]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """How many conversations each pass for several had."""
+    found, step = [], native.Place.step
+
+    def counted(ctx, places, tokens):
+        found.append(len(tokens))
+        step(ctx, places, tokens)
+
+    monkeypatch.setattr(native.Place, "step", counted)
+    return found
+
+
+@pytest.fixture
+def working():
+    """working(path, n_parallel, **arguments of Llama) -> a worker, which `answers` starts."""
+    made = []
+
+    def make(path, n_parallel=N, always=None, **arguments):
+        arguments = {"n_ctx": 2048, "kv_ratio": 0.3, "kv_method": "snapkv", **arguments}
+        llm = load(path, arguments.pop("kind", "f16"), **arguments)
+        if always is None and not native.rows_alike(llm.model):
+            pytest.skip("products of several tokens round otherwise on this processor")
+        llm.write_together(n_parallel, always)
+        worker = Worker(llm, Turns(llm), n_parallel, 16)
+        made.append((worker, llm))
+        return worker
+
+    yield make
+    for worker, llm in made:
+        worker.stop()
+        if worker.silent_s < float("inf"):
+            worker.join()
+        worker.conversations.close()
+        llm.close()
+
+
+def request(prompt, n=60, **more) -> Request:
+    endless = Sampling(temperature=0, logit_bias=dict.fromkeys((2, 5), float("-inf")))
+    return Request(Prompt(list(prompt), syntax=Syntax()), endless, n, n_probs=3, **more)
+
+
+def answers(worker, requests):
+    """What is said to all of them, asked at once."""
+    logs = [Log() for _ in requests]
+    for one, log in zip(requests, logs):
+        worker.submit(Job(one, log))
+    worker.start()
+    return [log.said for log in logs]
+
+
+CASES = {
+    "f16": ("qwen2", Q4_K, {}),
+    "q8_0": ("llama-gqa", Q8_0, {"kind": "q8_0"}),
+    "q4_0, and buffers that are compressed": (
+        *("llama-gqa", Q4_0),
+        {"kind": "q4_0", "kv_tail": 40},
+    ),
+    "all rows": ("llama-gqa", Q4_K, {"kv_ratio": 1, "kv_fast_prefill": True}),
+    "windows": ("gemma3", Q8_0, {"kv_tail": 48}),
+    "a basis of keys": ("qwen2-bias", Q8_0, {"kind": "q8_0"}),
+    "a limit of bytes": (
+        "llama-gqa",
+        Q8_0,
+        {"kv_ratio": 1, "kv_memory": 1_000_000, "kv_tail": 128},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_answer_is_what_it_is_alone(working, model, text, steps, case):
+    name, ftype, arguments = CASES[case]
+    requests = [request(text(80 + 60 * i, i), 90 + 10 * i) for i in range(N)]
+    path = model(name, ftype)
+    alone = [answers(working(path, 1, **arguments), [one])[0] for one in requests]
+    assert not steps
+    assert answers(working(path, **arguments), requests) == alone
+    assert max(steps) == N and sum(n > 1 for n in steps) > 30
+
+
+def test_a_question_goes_on_from_an_answer_that_was_written_beside_others(working, model, text):
+    path, prompts = model(), [text(150, i) for i in range(N)]
+
+    def second(worker, is_alone):
+        first = [request(one, 50) for one in prompts]
+        logs = []
+        for i, one in enumerate(first):
+            logs.append(Log())
+            worker.submit(Job(one, logs[-1]))
+            if i == 0:
+                worker.start()
+            if is_alone:
+                logs[-1].end()
+        dones = [log.end() for log in logs]
+        after = [
+            request([*one, *done.tokens, *text(30, 9)])
+            for one, done in zip(prompts, dones, strict=True)
+        ]
+        again = [Log() for _ in after]
+        for one, log in zip(after, again):
+            worker.submit(Job(one, log))
+            if is_alone:
+                log.end()
+        assert all(log.end().counts.n_cached >= 190 for log in again)
+        return [log.said for log in again]
+
+    assert second(working(path), False) == second(working(path, 1), True)
+
+
+def test_one_that_leaves_and_one_that_comes_change_no_other(working, model, text, steps):
+    path, prompts = model(), [text(150, i) for i in range(N + 1)]
+    alone = [answers(working(path, 1), [request(one, 120)])[0] for one in prompts]
+    worker, logs = working(path), [Log() for _ in prompts]
+    jobs = [Job(request(one, 120), log) for one, log in zip(prompts, logs)]
+    for job in jobs[:N]:
+        worker.submit(job)
+    worker.start()
+    assert logs[1].wrote.wait(PATIENCE)
+    worker.cancel(jobs[1])
+    worker.submit(jobs[N])
+    for i in (0, 2, 3, 4):
+        assert logs[i].said == alone[i]
+    assert len(logs[1].events) < 125 and steps
+
+
+def test_a_pass_that_fails_leaves_answers_to_be_written_one_by_one(
+    working, model, text, monkeypatch
+):
+    path, requests = model(), [request(text(100, i), 40) for i in range(N)]
+    alone = [answers(working(path, 1), [one])[0] for one in requests]
+    step, calls = native.Place.step, []
+
+    def fails(ctx, places, tokens):
+        calls.append(len(places))
+        if len(calls) % 3 == 0:
+            raise StepFailed("no memory")
+        step(ctx, places, tokens)
+
+    monkeypatch.setattr(native.Place, "step", fails)
+    assert answers(working(path), requests) == alone
+    assert len(calls) > 6
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_answers_that_would_differ_are_written_together_where_asked(
+    working, tiny, text, steps, always
+):
+    answers(
+        working(tiny("llama-gqa"), always=always), [request(text(100, i), 90) for i in range(N)]
+    )
+    assert max(steps, default=0) == (N if always else 0)
+
+
+def test_answers_that_would_differ_are_not_alike(tiny):
+    with load(tiny("llama-gqa"), kv_ratio=0.3) as llm:
+        assert not native.rows_alike(llm.model)
+
+
+def test_recurrent_layers_are_written_in_turns(working, tmp_path, text, steps):
+    path = archs.write(tmp_path, "falcon-h1") / "falcon-h1-dense.gguf"
+    requests = [request([x % 100 + 6 for x in text(100, i)], 40) for i in range(N)]
+    answers(working(path, always=True), requests)
+    assert not steps
