@@ -194,6 +194,12 @@ def test_a_chat_handler_gets_messages_as_they_are(tiny):
     assert seen == [[{"role": "user", "content": parts}]] * 2
 
 
+def test_variables_of_a_template_that_is_not_asked_are_refused(tiny):
+    llm = load(tiny("llama-gqa"), chat_format="chatml")
+    with pytest.raises(BadInput, match="chat_template_kwargs"):
+        llm.create_chat_completion(ASK, chat_template_kwargs={"enable_thinking": False})
+
+
 def test_a_byte_that_is_no_utf_8_does_not_take_all_metadata_away(tiny, tmp_path):
     data = tiny("llama-gqa").read_bytes()
     name = b"general.architecture"

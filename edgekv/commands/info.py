@@ -14,7 +14,7 @@ from edgekv.commands.report import mib, table
 @click.command("info", short_help="Show versions and devices; with a model how it is read.")
 @model_named(optional=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, as_json: bool) -> None:
+def command(model: str, as_json: bool) -> None:
     """Show versions, patches and devices; with a model its shape, its KV bytes per token, and how
     it is read.
     """

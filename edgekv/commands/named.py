@@ -44,7 +44,7 @@ def model_named(
 
     The command gets the model's name as `model`, and its own words as `words` if it may have any.
     usage: how its own words look in the help; least, most: how many there are, most -1 for no
-    limit; optional: it can do without a model.
+    limit; optional: it can do without a model, whose name is empty then.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ def model_named(
             name, rest = _split(words, flag, model, least, most)
             if name is None and not optional:
                 raise _which_model(values.get("pack"))
-            return command(model=name, **({"words": rest} if most else {}), **values)
+            return command(model=name or "", **({"words": rest} if most else {}), **values)
 
         decorated: Callable[..., Any] = call
         metavar = f"[MODEL] {usage}".strip()

@@ -334,18 +334,11 @@ def engine_and_words(
     command's own words as `words`. See `edgekv.commands.named.model_named`. optional: the model's
     name may be empty.
     """
-    engine = grouped("engine", EngineOptions, ENGINE)
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        decorated = engine(command)
-
-        @wraps(decorated)
-        def call(model: str | None, **values: Any) -> Any:
-            return decorated(model=model or "", **values)
-
-        return model_named(usage, least, most, optional)(call)
-
-    return decorate
+    engine, named = (
+        grouped("engine", EngineOptions, ENGINE),
+        model_named(usage, least, most, optional),
+    )
+    return lambda command: named(engine(command))
 
 
 engine_options = engine_and_words()

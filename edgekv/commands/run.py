@@ -7,8 +7,10 @@ import select
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from edgekv.base.stats import KVStats
 
 
+Complete = Callable[..., Any]
+"""Completes the prompt, as a message or as it is: `complete(stream=...)`."""
 STDIN = "-"
 WAITS_S = 2.0
 """Seconds after which a line says that standard input is waited for."""
@@ -122,7 +126,13 @@ def command(
                 plain_text([*system_of(system), {"role": "user", "content": content}]),
                 True,
             )
-    complete = Completer(llm, content, system, raw, sampling_arguments(llm, sampling))
+    arguments = sampling_arguments(llm, sampling)
+    messages = [*system_of(system), {"role": "user", "content": content}]
+    complete: Complete = (
+        partial(llm.create_completion, content, **arguments)
+        if raw
+        else partial(llm.create_chat_completion, messages=messages, **arguments)
+    )
     try:
         print_json(llm, complete, engine) if asked.as_json else print_text(llm, complete)
     except Cancelled:
@@ -196,31 +206,9 @@ def system_of(text: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []
 
 
-class Completer:
-    """The one prompt, completed as a message or (raw) as it is: `complete(stream=...)`."""
-
-    def __init__(
-        self, llm: Llama, content: Any, system: str, raw: bool, arguments: dict[str, Any]
-    ) -> None:
-        """content: of the message, a text if `raw`."""
-        self._llm, self._content, self._system, self._raw, self._arguments = (
-            llm,
-            content,
-            system,
-            raw,
-            arguments,
-        )
-
-    def __call__(self, stream: bool) -> Any:
-        if self._raw:
-            return self._llm.create_completion(self._content, stream=stream, **self._arguments)
-        messages = [*system_of(self._system), {"role": "user", "content": self._content}]
-        return self._llm.create_chat_completion(messages=messages, stream=stream, **self._arguments)
-
-
-def print_text(llm: Llama, complete: Completer) -> None:
+def print_text(llm: Llama, complete: Complete) -> None:
     """The answer as it comes, then a status line. Raises Abort after Ctrl-C."""
-    stream = Stream(llm, lambda: complete(stream=True))
+    stream = Stream(llm, partial(complete, stream=True))
     shown = terminal.ReplyPrinter(sys.stdout.isatty())
     with terminal.interruptible(stream.stop), terminal.reading_bar(llm) as bar:
         for piece in stream:
@@ -235,7 +223,7 @@ def print_text(llm: Llama, complete: Completer) -> None:
         raise click.Abort
 
 
-def print_json(llm: Llama, complete: Completer, engine: EngineOptions) -> None:
+def print_json(llm: Llama, complete: Complete, engine: EngineOptions) -> None:
     """One object with the answer and what it cost."""
     times = Times(llm)
     stops = terminal.interruptible(llm.kv_cancel)

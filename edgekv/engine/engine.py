@@ -127,13 +127,32 @@ class Engine:
             self.turn.lost_archive = True
 
     def _prefill(self, tokens: Sequence[int], progress: Progress | None, recent: bool) -> None:
+        """Read the prompt and keep what its plan leaves of it: the conversation is then what it
+        left.
+        """
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         need = None if recent else self._check_room(observer, plan)
         hidden = need.way if need else definite(self.settings.hidden)
         before, peak = self.turn.hidden, self.store.memory().bytes_peak
         with self._start_centroids(plan) as centroids:
-            work = need.words if need else None
-            self._read(tokens, observer, plan, progress, recent, centroids, hidden, work)
+            with self.layers(
+                tokens,
+                observer.ranges,
+                pieces=observer.pieces,
+                progress=progress,
+                hidden=hidden,
+                most_work=need.words if need else None,
+            ) as layers:
+                spending, folding = self.start(plan, recent), self._start_merge()
+                self.turn.clock = clock = StageClock()
+                kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
+                for p in layers:
+                    kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
+                    clock.ms["observe"], clock.work = p.score_ms, p.work
+            self.turn.past.folding = folding
+            if not recent:
+                shares = self.kept() / plan.n_tokens
+                self.turn.past.spread = shares if plan.n_rows < plan.n_tokens else None
             with self.turn.clock("merge"):
                 centroids.end(self.store)
         self.turn.past.queries = centroids.moments
@@ -152,40 +171,6 @@ class Engine:
         peak, full = self.store.memory().bytes_peak + merge, self.bytes_full(plan.n_tokens)
         is_above = peak > max(before, full) and plan.n_tokens > self.settings.min_tokens
         return (peak, full) if is_above else None
-
-    def _read(
-        self,
-        tokens: Sequence[int],
-        observer: QueryObserver,
-        plan: Plan,
-        progress: Progress | None,
-        recent: bool,
-        centroids: PromptCentroids,
-        hidden: str,
-        most_work: int | None,
-    ) -> None:
-        """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
-        left.
-        """
-        with self.layers(
-            tokens,
-            observer.ranges,
-            pieces=observer.pieces,
-            progress=progress,
-            hidden=hidden,
-            most_work=most_work,
-        ) as layers:
-            spending, folding = self.start(plan, recent), self._start_merge()
-            self.turn.clock = clock = StageClock()
-            kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
-            for p in layers:
-                kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
-                clock.ms["observe"], clock.work = p.score_ms, p.work
-        self.turn.past.folding = folding
-        if not recent:
-            self.turn.past.spread = (
-                self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
-            )
 
     @contextmanager
     def layers(
@@ -210,6 +195,15 @@ class Engine:
         leave it open; most_work: where the settings say nothing of it. Other arguments and errors:
         see `native.Prefill`.
         """
+
+        def each_layer(p: native.Prefill) -> Iterator[native.Prefill]:
+            for il, info in enumerate(self.store.layers):
+                p.run(il)
+                if info.selects:
+                    yield p
+            if stays:
+                p.end()
+
         hidden = hidden or definite(self.settings.hidden)
         with native.Prefill(
             self.ctx,
@@ -225,7 +219,7 @@ class Engine:
             self.turn.hidden = self._used(hidden) if p.by_layer else WHOLE
             before, self.turn.reading = self.turn.reading, p
             try:
-                yield self._each_layer(p, stays)
+                yield each_layer(p)
             finally:
                 self.turn.reading = before
 
@@ -238,14 +232,6 @@ class Engine:
     def by_layer(self) -> bool:
         """Whether the last prompt was read layer by layer, or one would be."""
         return self.can_cut and self.turn.hidden != WHOLE
-
-    def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
-        for il, info in enumerate(self.store.layers):
-            p.run(il)
-            if info.selects:
-                yield p
-        if stays:
-            p.end()
 
     def _compress(
         self,

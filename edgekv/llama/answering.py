@@ -64,7 +64,11 @@ class Answering(Evaluation):
             return str(error)
 
     def create_chat_completion(
-        self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any
+        self,
+        messages: list[dict[str, Any]],
+        *args: Any,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """As the parent's, with llama.cpp's own templates, tool calls, thoughts and schemas. A
         message may be a list of text parts, as in OpenAI's API.
@@ -77,21 +81,13 @@ class Answering(Evaluation):
         Raises BadInput for messages, tools, schemas and grammars that cannot be used.
         """
         if self._kv_has_format:
+            if chat_template_kwargs is not None:
+                raise BadInput(
+                    "chat_template_kwargs are of the model's own template: leave chat_format and"
+                    " chat_handler out"
+                )
             return self._by_format(messages, *args, **kwargs)
-        return self._by_template(messages, *args, **kwargs)
-
-    def _by_format(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        """By the chat_format or chat_handler that was given, as the parent does."""
-        wanted = self.engine is not None or self._kv_on_prompt is not None
-        if wanted and self.chat_handler is None:
-            messages, self.turn.parts = parts.joined(messages)
-        return super().create_chat_completion(messages, *args, **kwargs)
-
-    def _by_template(
-        self, *args: Any, chat_template_kwargs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> Any:
-        """By the model's own template, of the parent's arguments."""
-        given = _bound(super().create_chat_completion, args, kwargs)
+        given = _bound(super().create_chat_completion, (messages, *args), kwargs)
         words = {name: given[name] for name in ("messages", *CHAT_WORDS)}
         chat = completion.chat_of(**words, variables=chat_template_kwargs)
         prompt = self.chat_template.prompt(chat)
@@ -106,6 +102,13 @@ class Answering(Evaluation):
         with self._written_as(prompt):
             done = self.create_completion(prompt.tokens, **arguments)
         return completion.whole(prompt, done, _chat_logprobs)
+
+    def _by_format(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        """By the chat_format or chat_handler that was given, as the parent does."""
+        wanted = self.engine is not None or self._kv_on_prompt is not None
+        if wanted and self.chat_handler is None:
+            messages, self.turn.parts = parts.joined(messages)
+        return super().create_chat_completion(messages, *args, **kwargs)
 
     def _chunks(self, prompt: Prompt, arguments: dict[str, Any]) -> Iterator[Any]:
         with self._written_as(prompt):
