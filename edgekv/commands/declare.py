@@ -12,17 +12,27 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def option(*names: str, env: str | None = None, help: str, **attributes: Any) -> Decorator:
     """An option whose default and environment name stand in its help. names: "-c", "--ctx-size",
-    or "-c --ctx-size" in one; " /-nr" is a name of no alone, as click writes it.
+    or "-c --ctx-size" in one; " /-nr" is a name of no alone, as click writes it. A whole number is
+    N in the help where no metavar is given.
     """
-    words = [word for name in names for word in ([name] if name[:2] == " /" else name.split())]
+    if isinstance(attributes.get("type"), click.IntRange):
+        attributes.setdefault("metavar", "N")
     return click.option(
-        *words, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
+        *_words(names), envvar=env, help=help, show_default=True, show_envvar=True, **attributes
     )
 
 
-def llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
-    """An option of llama.cpp."""
+def llama(*names: str, env: str = "", help: str, **attributes: Any) -> Decorator:
+    """An option of llama.cpp. env: its name in the environment behind LLAMA_ARG_; without it that
+    of the first long name.
+    """
+    long = next(word for word in _words(names) if word.startswith("--")).partition("/")[0]
+    env = env or long.removeprefix("--").replace("-", "_").upper()
     return option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
+
+
+def _words(names: tuple[str, ...]) -> list[str]:
+    return [word for name in names for word in ([name] if name[:2] == " /" else name.split())]
 
 
 SETTING = option(

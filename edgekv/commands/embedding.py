@@ -42,7 +42,6 @@ OPTIONS = (
     ),
     _llama(
         "--pooling",
-        env="POOLING",
         type=click.Choice(POOLINGS),
         help="How the vectors of a text's tokens become one; without it the model's own way, else"
         " their mean.",

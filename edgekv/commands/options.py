@@ -105,40 +105,26 @@ def kv_option(field_name: str) -> Decorator:
 ENGINE: tuple[Decorator, ...] = (
     _llama(
         "-c --ctx-size",
-        env="CTX_SIZE",
         type=FROM_ZERO,
         default=0,
-        metavar="N",
         help="Size of the context in tokens; 0: what the model was trained with.",
     ),
-    _llama(
-        "-b --batch-size",
-        env="BATCH",
-        type=COUNT,
-        default=2048,
-        metavar="N",
-        help="Logical batch size.",
-    ),
+    _llama("-b --batch-size", env="BATCH", type=COUNT, default=2048, help="Logical batch size."),
     _llama(
         "-ub --ubatch-size",
         env="UBATCH",
         type=COUNT,
         default=N_UBATCH,
-        metavar="N",
         help="Physical batch size: tokens of the prompt that are computed at once.",
     ),
     _llama(
         "-t --threads",
-        env="THREADS",
         type=THREADS,
-        metavar="N",
         help="CPU threads; 0: all there are; without it: the physical cores.",
     ),
     _llama(
         "-tb --threads-batch",
-        env="THREADS_BATCH",
         type=THREADS,
-        metavar="N",
         help="CPU threads while the prompt is read; without it: as --threads.",
     ),
     _llama(
@@ -152,7 +138,6 @@ ENGINE: tuple[Decorator, ...] = (
     *LOADING,
     _llama(
         "-fa --flash-attn",
-        env="FLASH_ATTN",
         default="auto",
         metavar="[on|off|auto]",
         is_flag=False,
@@ -162,7 +147,6 @@ ENGINE: tuple[Decorator, ...] = (
     ),
     _llama(
         "-ctk --cache-type-k",
-        env="CACHE_TYPE_K",
         type=click.Choice(CACHE_TYPES),
         help=(
             "Type of the K cache; without it f16. If neither type is given and something is"
@@ -171,24 +155,16 @@ ENGINE: tuple[Decorator, ...] = (
     ),
     _llama(
         "-ctv --cache-type-v",
-        env="CACHE_TYPE_V",
         type=click.Choice(CACHE_TYPES),
         help="Type of the V cache; without it as said for -ctk.",
     ),
     _llama(
         "-s --seed",
-        env="SEED",
         type=click.IntRange(max=2**32 - 1),
         default=-1,
-        metavar="N",
         help="Seed; -1: another one each time.",
     ),
-    _llama(
-        "-v --verbose --log-verbose verbose",
-        env="VERBOSE",
-        is_flag=True,
-        help="Print what llama.cpp logs.",
-    ),
+    _llama("-v --verbose --log-verbose verbose", is_flag=True, help="Print what llama.cpp logs."),
     *(kv_option(x.name) for x in fields(KVConfig) if not option_of(x).is_python_only),
 )
 
@@ -198,7 +174,6 @@ SAMPLING: tuple[Decorator, ...] = (
         env="N_PREDICT",
         type=INTEGER,
         default=-1,
-        metavar="N",
         callback=predict,
         help="Tokens to write at most; -1: until the end or until the context is full.",
     ),
@@ -211,16 +186,10 @@ SAMPLING: tuple[Decorator, ...] = (
         help="Temperature; 0: always the likeliest token.",
     ),
     _llama(
-        "--top-k",
-        env="TOP_K",
-        type=INTEGER,
-        default=40,
-        metavar="K",
-        help="Draw from the K likeliest; 0: off.",
+        "--top-k", type=INTEGER, default=40, metavar="K", help="Draw from the K likeliest; 0: off."
     ),
     _llama(
         "--top-p",
-        env="TOP_P",
         type=SHARE,
         default=0.95,
         metavar="P",
@@ -228,7 +197,6 @@ SAMPLING: tuple[Decorator, ...] = (
     ),
     _llama(
         "--min-p",
-        env="MIN_P",
         type=SHARE,
         default=0.05,
         metavar="P",
@@ -236,25 +204,18 @@ SAMPLING: tuple[Decorator, ...] = (
     ),
     _llama(
         "--repeat-penalty",
-        env="REPEAT_PENALTY",
         type=Finite(min=0, min_open=True),
         default=1.0,
         metavar="X",
         help="Make the last 64 tokens less likely; 1: off.",
     ),
-    _llama(
-        "--ignore-eos",
-        env="IGNORE_EOS",
-        is_flag=True,
-        help="Do not stop at the end that the model sees.",
-    ),
+    _llama("--ignore-eos", is_flag=True, help="Do not stop at the end that the model sees."),
 )
 
 
 DRAFTS: tuple[Decorator, ...] = (
     _llama(
         "--spec-type",
-        env="SPEC_TYPE",
         default=Drafting.type,
         metavar="TYPE",
         callback=_spec_type,
@@ -266,7 +227,6 @@ DRAFTS: tuple[Decorator, ...] = (
         " spec_ngram_size_n",
         type=click.IntRange(1, 1024),
         default=Drafting.ngram_size_n,
-        metavar="N",
         help="Last tokens that have to be the same before a draft is made.",
     ),
     _option(
@@ -274,7 +234,6 @@ DRAFTS: tuple[Decorator, ...] = (
         " spec_ngram_size_m",
         type=click.IntRange(1, 1024),
         default=Drafting.ngram_size_m,
-        metavar="N",
         help=f"Tokens of a draft at most; more than {MOST} are never checked at once.",
     ),
 )

@@ -61,7 +61,6 @@ def command() -> None:
     "--tokens n_tokens",
     type=click.IntRange(min=64),
     default=1536,
-    metavar="N",
     help="Tokens of each text that are read, at most.",
 )
 @RATIOS

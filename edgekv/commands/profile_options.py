@@ -46,7 +46,6 @@ N_CTX = option(
     "-c --ctx-size n_ctx",
     type=click.IntRange(min=256),
     default=4096,
-    metavar="N",
     help="Size of the context in tokens: text, question and answer have to fit.",
 )
 
@@ -89,7 +88,6 @@ _source = grouped(
     (
         llama(
             "-t --threads",
-            env="THREADS",
             type=int,
             metavar="N",
             help="CPU threads; 0: all there are; without it: the physical cores.",
@@ -103,12 +101,7 @@ _source = grouped(
             help="Layers to put on a GPU; -1: all.",
         ),
         *PLACES,
-        llama(
-            "-v --verbose",
-            env="VERBOSE",
-            is_flag=True,
-            help="Print what llama.cpp logs, and no bar.",
-        ),
+        llama("-v --verbose", is_flag=True, help="Print what llama.cpp logs, and no bar."),
     ),
 )
 

@@ -54,17 +54,14 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:
 OPTIONS = (
     _llama(
         "--models-dir",
-        env="MODELS_DIR",
         metavar="FOLDER",
         callback=_folder,
         help="A folder of models, besides those that 'edgekv models' finds.",
     ),
     _llama(
         "--models-max",
-        env="MODELS_MAX",
         type=click.IntRange(0),
         default=USUAL.models_max,
-        metavar="N",
         help="Models that are loaded at a time at most; 0: any number. The one used longest ago"
         " leaves.",
     ),
@@ -78,7 +75,6 @@ OPTIONS = (
     ),
     _llama(
         "--models-autoload/--no-models-autoload",
-        env="MODELS_AUTOLOAD",
         default=USUAL.models_autoload,
         help="Load a model when a request names it.",
     ),

@@ -106,13 +106,11 @@ def _needs_packages() -> Iterator[None]:
 
 OPTIONS: tuple[Decorator, ...] = (
     *llama_server.OPTIONS,
-    _llama("--host", env="HOST", default=USUAL.host, metavar="NAME", help="Address to listen on."),
+    _llama("--host", default=USUAL.host, metavar="NAME", help="Address to listen on."),
     _llama(
         "--port",
-        env="PORT",
         type=click.IntRange(0, 65535),
         default=USUAL.port,
-        metavar="N",
         help="Port to listen on; 0: a free one.",
     ),
     _option(
@@ -124,7 +122,6 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         "--api-key-file file_keys",
-        env=None,
         metavar="FILE",
         callback=_keys_of,
         help="A file with such keys, one on each line.",
@@ -132,17 +129,11 @@ OPTIONS: tuple[Decorator, ...] = (
     _llama(
         "-a",
         "--alias",
-        env="ALIAS",
         metavar="NAME,...",
         help="The model's names: the first one by its letters stands in answers. Without it the"
         " name of its file.",
     ),
-    _llama(
-        "--tags",
-        env="TAGS",
-        metavar="WORD,...",
-        help="Words that the list of models has with the model.",
-    ),
+    _llama("--tags", metavar="WORD,...", help="Words that the list of models has with the model."),
     _option(
         "--cors-origin --cors-origins",
         "cors_origins",
@@ -154,10 +145,7 @@ OPTIONS: tuple[Decorator, ...] = (
         " this machine, * all. May be given more than once.",
     ),
     _llama(
-        "--ui/--no-ui page --webui/--no-webui",
-        env="UI",
-        default=USUAL.page,
-        help="Have a page to chat at /.",
+        "--ui/--no-ui page --webui/--no-webui", default=USUAL.page, help="Have a page to chat at /."
     ),
     _option(
         "--allow-host",
@@ -174,7 +162,6 @@ OPTIONS: tuple[Decorator, ...] = (
         env="N_PARALLEL",
         type=click.IntRange(1, 256),
         default=USUAL.parallel,
-        metavar="N",
         help="Answers under way at once.",
     ),
     _llama(
@@ -188,7 +175,6 @@ OPTIONS: tuple[Decorator, ...] = (
     _llama(
         "-cram",
         "--cache-ram",
-        env="CACHE_RAM",
         type=click.IntRange(-1, MIB_MOST),
         metavar="MIB",
         callback=_ram,
@@ -216,7 +202,6 @@ OPTIONS: tuple[Decorator, ...] = (
         env="EDGEKV_MAX_QUEUE",
         type=click.IntRange(0, 65536),
         default=USUAL.max_queue,
-        metavar="N",
         help="Requests that may wait; more get status 503.",
     ),
     _option(
@@ -249,7 +234,6 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _llama(
         "--slot-save-path",
-        env="SLOT_SAVE_PATH",
         metavar="FOLDER",
         callback=_folder,
         help="Let clients save conversations to files of this folder, and restore them: /slots.",
@@ -264,7 +248,6 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _llama(
         "--chat-template-file chat_template",
-        env="CHAT_TEMPLATE_FILE",
         metavar="FILE",
         callback=_text,
         help="A chat template (Jinja) in the place of the model's.",
@@ -272,14 +255,12 @@ OPTIONS: tuple[Decorator, ...] = (
     _llama(
         "-rea",
         "--reasoning",
-        env="REASONING",
         type=click.Choice(THINKS),
         default=USUAL.reasoning,
         help="Whether the model thinks where a request says nothing; auto: as its template has it.",
     ),
     _llama(
         "--reasoning-format",
-        env="REASONING_FORMAT",
         type=click.Choice(REASONING),
         default=USUAL.reasoning_format,
         help="Where thoughts go: apart as reasoning_content, or with 'none' into the text.",

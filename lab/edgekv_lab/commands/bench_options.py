@@ -225,7 +225,6 @@ bench_options = grouped(
             "-r --repetitions",
             type=COUNT,
             default=5,
-            metavar="N",
             help="Rounds; in each, every row is measured once.",
         ),
         option(
@@ -260,7 +259,7 @@ bench_options = grouped(
             type=click.Choice(("needle",)),
             help="Also find needles under every row's setting.",
         ),
-        option("--eval-cases", type=COUNT, default=10, metavar="N", help="Needles for --eval."),
+        option("--eval-cases", type=COUNT, default=10, help="Needles for --eval."),
         option(
             "--synthetic",
             metavar="SHAPE[:TYPE]",

@@ -17,14 +17,7 @@ import click
 from edgekv.commands.declare import SETTING, Decorator, option
 from edgekv.commands.options import EngineOptions, engine_options
 from edgekv.commands.progress import counted
-from edgekv.commands.values import (
-    AUTO_STORES,
-    cache_types,
-    lengths,
-    method,
-    ratios,
-    split_names,
-)
+from edgekv.commands.values import AUTO_STORES, cache_types, lengths, method, ratios, split_names
 from edgekv.errors import BadInput
 from edgekv_lab.record import RECORD
 
@@ -144,7 +137,6 @@ def options_of(task: Task) -> list[Decorator]:
         "-n --cases --limit n",
         default=task.defaults.get("n", "100"),
         type=click.IntRange(1, MOST),
-        metavar="N",
         help=f"Samples: {_samples(task)}.",
     )
     files = option(

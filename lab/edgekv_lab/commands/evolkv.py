@@ -64,7 +64,6 @@ search_options = grouped(
             "--kv-budget target",
             type=click.IntRange(min=1),
             default=128,
-            metavar="N",
             help="Tokens per KV head, the mean over layers, at which it is learned; it serves "
             "every other.",
         ),
@@ -88,27 +87,23 @@ search_options = grouped(
             "--group",
             type=click.IntRange(min=2),
             default=8,
-            metavar="N",
             help="Layers that are optimised together.",
         ),
         option(
             "--generations",
             type=click.IntRange(min=1),
             default=10,
-            metavar="N",
             help="Generations for each group.",
         ),
         option(
             "--population",
             type=click.IntRange(min=3),
-            metavar="N",
             help="Candidates of a generation; without it: 4 + 3 ln(group), as in the paper.",
         ),
         option(
             "--cases n_cases",
             type=click.IntRange(min=1),
             default=16,
-            metavar="N",
             help="Needles, or lines of the file that count, from the front.",
         ),
         option(
@@ -122,7 +117,6 @@ search_options = grouped(
             "-s --seed",
             type=click.IntRange(min=0),
             default=0,
-            metavar="N",
             help="Of the needles and of the search.",
         ),
     ),

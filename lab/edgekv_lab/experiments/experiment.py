@@ -60,17 +60,17 @@ def many(kind: Callable[[str], Any], between: str = ",") -> Callable[..., list[A
 
 
 MODEL = option("-m --model", default="demo", metavar="MODEL", help="A file, or a model's name.")
-THREADS = option("-t --threads", type=COUNT, default=2, metavar="N", help="CPU threads.")
-ROUNDS = option("-r --rounds", type=COUNT, default=3, metavar="N", help="Rounds of all sides.")
+THREADS = option("-t --threads", type=COUNT, default=2, help="CPU threads.")
+ROUNDS = option("-r --rounds", type=COUNT, default=3, help="Rounds of all sides.")
 RATIO = option("--ratio", type=SHARE, default=0.2, metavar="R", help="Share of the bytes to keep.")
 METHOD = option("--method", default="snapkv", metavar="NAME", help="A method.")
 AUTO = option("--method", default="auto", metavar="NAME", help="A method.")
-LAYERS = option("-ngl ngl", type=FROM_ZERO, default=0, metavar="N", help="Layers on a GPU.")
+LAYERS = option("-ngl ngl", type=FROM_ZERO, default=0, help="Layers on a GPU.")
 
 
 def tokens(default: int, what: str) -> Decorator:
     """The option of a number of tokens."""
-    return option("--tokens", type=COUNT, default=default, metavar="N", help=f"Tokens of {what}.")
+    return option("--tokens", type=COUNT, default=default, help=f"Tokens of {what}.")
 
 
 def text(path: str) -> str:
