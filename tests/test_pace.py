@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekv.llama.pace import EVERY, Pace, runnable
+from edgekv.base.pace import EVERY, Pace, runnable
 from tests.engine import load
 
 

@@ -17,3 +17,8 @@ def encodable(text: str) -> str:
 def printable(text: str) -> str:
     """`text` without the control characters that could steer a terminal."""
     return text.translate(_CONTROL)
+
+
+def one_line(text: str) -> str:
+    """`text` with '?' for line ends and for all else that could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekv.base.defaults import CTX_STEP, whole_ctx
+from edgekv.base.pace import Pace
 from edgekv.choice.config import MOST
 from edgekv.commands import first_use, room, terminal
 from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.errors import BadInput
-from edgekv.llama.pace import Pace
 
 if TYPE_CHECKING:
     from edgekv import Llama

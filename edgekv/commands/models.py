@@ -9,6 +9,7 @@ import textwrap
 import click
 
 from edgekv.base.sizes import size_text
+from edgekv.base.text import one_line
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.fit import CTX_DEFAULT, margin
@@ -129,8 +130,3 @@ def wrapped(line: str, width: int | None, indent: str = "") -> list[str]:
     how = textwrap.TextWrapper(room, initial_indent=indent, subsequent_indent=indent)
     how.break_long_words = how.break_on_hyphens = False
     return how.wrap(line)
-
-
-def one_line(name: str) -> str:
-    """A name with '?' for line ends and for what could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in name)

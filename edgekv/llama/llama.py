@@ -28,9 +28,9 @@ from edgekv.llama.answering import Answering
 from edgekv.llama.instead import instead
 
 if TYPE_CHECKING:
+    from edgekv.base.pace import Pace
     from edgekv.choice.config import KVConfig
     from edgekv.engine.engine import Engine
-    from edgekv.llama.pace import Pace
 
 
 class Llama(Answering):

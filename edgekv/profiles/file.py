@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edgekv.base import files
 from edgekv.base.defaults import SINK, WINDOW
+from edgekv.base.text import one_line
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.model.header import DAMAGE, Header, Tensor, open_regular
@@ -38,6 +39,7 @@ _MAX_BYTES = 1 << 24
 """80 layers of 8 KV heads with maps take 0.6 MiB. The most that a published model takes are 9 MiB,
 for 7,840 KV heads (BLOOM-176B), so a larger file is something else."""
 _MAX_ROWS = 1 << 24
+_MAX_TEXT = 4000
 _F32 = 0  # ggml's type number
 
 
@@ -237,7 +239,7 @@ def _keys(p: Profile) -> dict[str, Any]:
         "sink": p.sink,
         "ratios": [float(r) for r in p.ratios],
         "calibration_sha256": p.calibration,
-        "command": _line(p.command),
+        "command": one_line(p.command[:_MAX_TEXT]),
         "made_by": p.made_by,
         "seed": p.seed,
         "surrogate.pairs": p.surrogate.pairs if p.surrogate else "",
@@ -269,11 +271,6 @@ _OWN: dict[str, type] = {
 _TYPES: dict[str, type] = {"general.type": str, "general.architecture": str, "general.name": str}
 _TYPES |= {_KEY + name: kind for name, kind in _OWN.items()}
 """All that a profile may say."""
-
-
-def _line(text: str) -> str:
-    """`text` without what could steer a terminal, of a length that can be read."""
-    return "".join(c if c.isprintable() else "?" for c in text[:4000])
 
 
 def read(path: str | os.PathLike[str]) -> Profile:
@@ -308,7 +305,9 @@ def _parse(data: bytes) -> Profile:
     for name, value in header.meta.items():
         if type(value) is not _TYPES[name]:
             raise TypeError("another type of value")
-        keys[name.removeprefix(_KEY)] = _line(value) if isinstance(value, str) else value
+        keys[name.removeprefix(_KEY)] = (
+            one_line(value[:_MAX_TEXT]) if isinstance(value, str) else value
+        )
     if header.tensors.keys() - {_TENSOR, _MAPS}:
         raise KeyError("a tensor that no profile has")
     shape = keys["model.n_layer"], tuple(keys["model.n_head_kv"])

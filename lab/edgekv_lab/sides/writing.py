@@ -18,7 +18,7 @@ def speed(request: dict[str, Any]) -> float:
     cache = None if request["is_stock"] else {"kv_ratio": 0.2}
     llm = llama(request["model"], 2048, n_threads, cache)
     if cache:
-        from edgekv.llama.pace import Pace
+        from edgekv.base.pace import Pace
 
         llm.pace = Pace(n_threads) if request["is_paced"] else None
     times = []
