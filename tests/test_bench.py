@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgekv import native
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv_lab.bench import (
     bandwidth,
@@ -36,6 +37,7 @@ from edgekv_lab.bench import (
     measure,
     reads,
     runner,
+    several,
     synthetic,
 )
 from edgekv_lab.bench.expected import ExpectedBytes
@@ -59,7 +61,7 @@ LLAMA_BENCH_JSON = """
 ADDED = """
     kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used
     kv_bytes_allocated kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
-    read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill note
+    read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill n_parallel note
 """.split()
 SAMPLE = {
     "ns": 2_000_000_000,
@@ -172,6 +174,8 @@ def lists(**more) -> Lists:
 )
 def test_names_of_tests(p, n, d, name):
     assert Case("m", p, n, d).test == name
+    several = name.replace(" @", " np3 @") if d else name + " np3"
+    assert Case("m", p, n, d, n_parallel=3).test == several
 
 
 def test_full_caches_stand_beside_every_compressed_row_of_their_test_once():
@@ -209,9 +213,10 @@ def test_every_list_multiplies_the_rows_and_zero_leaves_a_test_out():
                 kv_ratio=[0.5, 0.2],
                 n_gen=[0],
                 pairs=[(8, 4)],
+                n_parallel=[1, 4],
             ).cases()
         )
-        == 2 * 3 * 2 * 2
+        == 2 * 3 * 2 * 2 * 2
     )
 
 
@@ -454,6 +459,50 @@ def test_a_row_under_a_depth_times_only_the_test(little):
     assert got["read_bytes_weights"] == got["model_size"]
 
 
+@pytest.mark.parametrize("setting", [dict(kv_method="snapkv", kv_ratio=0.5), {}])
+def test_several_conversations_are_counted_together(little, setting):
+    alone, three = (
+        runner.sample(Case(little, 40, 8, 600, n_parallel=n, **setting), warm_up=True)
+        for n in (1, 3)
+    )
+    for name in ("tokens_full", "tokens_kept", "bytes_full", "bytes_used"):
+        assert three[f"kv_{name}"] == 3 * alone[f"kv_{name}"], name
+    assert three["kv_bytes_peak"] >= three["kv_bytes_allocated"] >= three["kv_bytes_used"]
+    assert (three["method"], three["mode"]) == (alone["method"], alone["mode"])
+
+
+def test_what_a_token_reads_is_shared_by_several_conversations(little):
+    case = Case(little, 0, 8, 600, kv_method="snapkv", kv_ratio=0.5, n_parallel=4)
+    alone, four = (runner.sample(replace(case, n_parallel=n), warm_up=False) for n in (1, 4))
+    assert four["read_bytes_weights"] == alone["read_bytes_weights"] // 4
+    assert four["read_bytes_kv"] == alone["read_bytes_kv"]
+    made = fields.record(case, [four], 0)
+    assert made["avg_ts"] == pytest.approx(1e9 * 4 * 8 / four["ns"])
+    assert made["n_parallel"] == 4
+
+
+@pytest.mark.parametrize("setting", [dict(kv_method="snapkv", kv_ratio=0.5), {}])
+def test_several_conversations_go_on_by_their_own_rows(little, setting):
+    """Their logits are those of one conversation with the same tokens."""
+    case = Case(little, 0, 8, 600, n_parallel=3, **setting)
+    llm, alone = measure.load(case), measure.load(replace(case, n_parallel=1))
+    talks, text = several.of(llm, 3), measure.tokens(alone, 600)
+    talks.read(lambda: llm.eval(text))
+    alone.eval(text)
+    for token in (5, 7, 11):
+        talks.step([token] * 3)
+        alone.eval([token])
+        for i in range(3):
+            assert nmse(native.logits(llm.ctx, llm.n_vocab(), i), logits(alone)) < 1e-5
+
+
+def test_several_conversations_of_a_model_that_is_not_compressed_are_refused(tmp_path):
+    path = write_recurrent(tmp_path / "recurrent.gguf")
+    case = Case(str(path), 0, 4, 200, kv_method="snapkv", kv_ratio=0.5, n_parallel=2)
+    with pytest.raises(BadInput, match="--kv-ratio 1"):
+        runner.sample(case, warm_up=False)
+
+
 def test_equal_ratios_are_equal_bytes_in_every_cache_type(little):
     got = [
         runner.sample(
@@ -517,7 +566,7 @@ def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind)
     places, filled = parts(llm, case.n_depth)
     assert (places == np.arange(1300)).all() and llm.n_tokens == 1300
     assert (filled == rows[:, np.arange(1300) % FIRST]).all()
-    measure.timed(llm, 0, 8)
+    measure.write(llm, several.Alone(llm, 1), 8, 1)
     assert llm.kv_stats().n_seen == 1308
 
 
@@ -525,7 +574,7 @@ def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind)
 def test_a_filled_store_holds_what_the_budget_gives_each_head_at_that_depth(little, method):
     case = Case(little, 0, 8, 1300, "q8_0", "f16", method, 0.2)
     read = measure.load(case)
-    measure.timed(read, 1300)
+    measure.read(read, several.Alone(read, 1), 1300)
     llm = measure.load(case)
     fill.fill(llm, measure.tokens(llm, FIRST), 1300)
     kept = llm.kv_stats().kept
@@ -543,7 +592,7 @@ def test_a_filled_store_holds_what_the_budget_gives_each_head_at_that_depth(litt
                 llm.engine.store.rows(il, k), first.engine.store.rows(il, k), strict=True
             ):
                 assert (mine == theirs[np.arange(len(mine)) % len(theirs)]).all()
-    measure.timed(llm, 0, 8)
+    measure.write(llm, several.Alone(llm, 1), 8, 1)
     assert llm.kv_stats().n_seen == 1308 and (llm.kv_stats().kept == kept + 8).all()
 
 
@@ -982,6 +1031,10 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
         (["-m", "M", "--fill", "repeat", "-p", "0", "-fa", "off"], "-fa off"),
         (["-m", "M", "--fill", "x"], "repeat"),
         (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
+        (["-m", "M", "-npl", "0"], "from 1"),
+        (["-m", "M", "-np", "1,32"], "at most 31"),
+        (["-m", "M", "-npl", "2", "-n", "449"], "at most 448"),
+        (["-m", "M", "-npl", "2", "--long"], "leave -npl out"),
     ],
 )
 def test_mistakes_are_one_line(little, quick, args, says):

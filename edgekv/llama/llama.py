@@ -60,6 +60,8 @@ class Llama(Answering):
     spec_ngram_size_n tokens were the same are checked in one pass, spec_ngram_size_m of them at
     most. An answer is what it would be without, as far as a pass of several tokens rounds as one of
     a single token does (docs/drafts.md). draft_model: a source of your own, as the parent's.
+    n_seq_max: sequences of a step of the context; with one more than there are conversations these
+    may write together (`edgekv.native.Place.step`).
     kv_overrides: as the parent's; a value of another type than in the model's file is refused.
 
     One thread at a time may use the model; another one gets an EdgeKVError. Use the model in a
@@ -123,7 +125,7 @@ class Llama(Answering):
         kept = {"kv": self._kv_config, "type_k": type_k, "type_v": type_v, **self._kv_places}
         kept["rpc_servers"] = self._kv_servers
         kept["draft_model"] = self._kv_given_drafts
-        kept |= self._kv_drafting.arguments()
+        kept |= {"n_seq_max": self._kv_n_seq_max, **self._kv_drafting.arguments()}
         return {**super().__getstate__(), **kept}
 
     # ---- text

@@ -80,6 +80,7 @@ class LoadedModel(Face):
         spec_type: str = Drafting.type,
         spec_ngram_size_n: int = Drafting.ngram_size_n,
         spec_ngram_size_m: int = Drafting.ngram_size_m,
+        n_seq_max: int = 1,
         **given: Unpack[Arguments],
     ) -> None:
         self._kv_start(kv_progress)
@@ -88,6 +89,7 @@ class LoadedModel(Face):
         # not the parent's business: it would keep the logits of all tokens for one
         given_drafts = kwargs.pop("draft_model", None)
         self._kv_drafting = Drafting(spec_type, spec_ngram_size_n, spec_ngram_size_m)
+        self._kv_n_seq_max = n_seq_max
         self._kv_vocab_only = bool(kwargs.get("vocab_only"))
         facts.check_gguf(path, self._kv_vocab_only)
         if not self._kv_vocab_only:
@@ -240,6 +242,8 @@ class LoadedModel(Face):
         self._kv_context_params = params
         # a logit for every token of a ubatch is a fifth of a GiB
         params.n_outputs_max = native.OUTPUTS if self._kv_few_outputs else 0
+        params.n_seq_max = self._kv_n_seq_max
+        params.kv_unified = self._kv_n_seq_max > 1 and self.settings.stores
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -79,6 +79,7 @@ OURS: dict[str, type] = {
     "mem_bandwidth": float,
     "compress_ms": float,
     "kv_fill": str,
+    "n_parallel": int,
     "note": str,
 }
 """Bytes, if nothing else is said.
@@ -89,7 +90,8 @@ mem_computed_host: what it should be (see `expected`). read_bytes_weights, read_
 writing a token reads at least, the mean over the test; 0 for tests that read a prompt.
 mem_bandwidth: bytes per second that as many threads got from main memory; 0 if it was not measured.
 kv_fill: how the depth got there, `repeat` if most of it was not read; peaks and compress_ms are 0
-then.
+then. n_parallel: conversations; speeds, tokens and bytes of the cache are of all together, and what
+writing a token reads is its share.
 """
 DEFAULTS: dict[str, Any] = {
     "build_number": 0,
@@ -137,7 +139,7 @@ def record(
     """
     first = samples[0]
     ns = [s["ns"] for s in samples]
-    ts = [1e9 * (case.n_prompt + case.n_gen) / x for x in ns]
+    ts = [1e9 * case.n_parallel * (case.n_prompt + case.n_gen) / x for x in ns]
     values = {
         **DEFAULTS,
         **{name: first[name] for name in LLAMA_BENCH if name in first},
@@ -169,6 +171,7 @@ def record(
         "mem_bandwidth": bandwidth,
         "compress_ms": round(mean(s["compress_ms"] for s in samples), 3),
         "kv_fill": "repeat" if case.is_filled else "read",
+        "n_parallel": case.n_parallel,
         "note": FILLED if case.is_filled else "",
     }
     return {name: values[name] for name in (*LLAMA_BENCH, *OURS)} | {

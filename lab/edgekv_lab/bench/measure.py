@@ -5,11 +5,15 @@ is its own.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from edgekv.base.defaults import whole_ctx
 from edgekv.base.machine import rss_now, rss_peak
-from edgekv_lab.bench import stages
+from edgekv.base.stats import KVStats
+from edgekv.errors import BadInput
+from edgekv_lab.bench import several, stages
 from edgekv_lab.bench.lowest import Lowest
 from edgekv_lab.bench.reads import weights_read
 from edgekv_lab.bench.spec import FILL_FIRST, Case
@@ -48,29 +52,30 @@ def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
         if warm_up:
             llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
             llm.reset()
+        talks, n = several.of(llm, case.n_parallel), case.n_parallel
         if case.is_filled:
-            fill(llm, tokens(llm, FILL_FIRST), case.n_depth)
-        depth_ns = 0 if case.is_filled else timed(llm, case.n_depth)
-        ns = timed(llm, case.n_prompt)
-    stats, work = llm.kv_stats(), stages.of(llm, case.n_threads) if case.n_prompt else None
-    ns += timed(llm, 0, case.n_gen)
-    after = llm.kv_stats()
-    devices = facts.devices()
+            talks.read(lambda: fill(llm, tokens(llm, FILL_FIRST), case.n_depth))
+        depth_ns = 0 if case.is_filled else read(llm, talks, case.n_depth)
+        ns = read(llm, talks, case.n_prompt)
+    before, work = talks.stats(), stages.of(llm, case.n_threads) if case.n_prompt else None
+    ns += write(llm, talks, case.n_gen, n)
+    after = talks.stats()
+    devices, n_used = facts.devices(), total(before, "n_bytes_used") + total(after, "n_bytes_used")
     found = {
         "ns": ns,
         "depth_ns": depth_ns,
         "work": work,
-        "method": stats.method,
-        "mode": stats.mode,
-        "kv_tokens_full": after.n_seen,
-        "kv_tokens_kept": after.n_kept,
-        "kv_bytes_full": after.n_bytes_full,
-        "kv_bytes_used": after.n_bytes_used,
-        "kv_bytes_allocated": after.n_bytes,
-        "kv_bytes_peak": after.n_bytes_peak,
-        "read_bytes_kv": (stats.n_bytes_used + after.n_bytes_used) // 2 if case.only_writes else 0,
-        "read_bytes_weights": touched(llm) if case.only_writes else 0,
-        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0,
+        "method": before[0].method,
+        "mode": before[0].mode,
+        "kv_tokens_full": total(after, "n_seen"),
+        "kv_tokens_kept": total(after, "n_kept"),
+        "kv_bytes_full": total(after, "n_bytes_full"),
+        "kv_bytes_used": total(after, "n_bytes_used"),
+        "kv_bytes_allocated": total(after, "n_bytes"),
+        "kv_bytes_peak": talks.n_bytes_peak,
+        "read_bytes_kv": n_used // (2 * n) if case.only_writes else 0,
+        "read_bytes_weights": touched(llm) // n if case.only_writes else 0,
+        "compress_ms": total(after, "compress_ms") if case.n_depth or case.n_prompt else 0.0,
         **loaded,
         "mem_peak_host": rss_peak(),
         "mem_peak_device": max(free - min(device_free(devices), lowest.value), 0) if lowest else 0,
@@ -83,7 +88,8 @@ def load(case: Case, verbose: bool = False) -> Any:
     from edgekv import Llama
     from edgekv.model import facts
 
-    n_ctx = case.n_prompt + case.n_gen + case.n_depth
+    n_ctx = whole_ctx(max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS))
+    several = case.n_parallel > 1
     compress: dict[str, Any] = (
         {}
         if case.is_full
@@ -94,9 +100,10 @@ def load(case: Case, verbose: bool = False) -> Any:
             kv_min_tokens=MIN_TOKENS,
         )
     )
-    return Llama(
+    llm = Llama(
         case.model,
-        n_ctx=max(n_ctx, WARM_UP_TOKENS),
+        n_ctx=n_ctx * case.n_parallel if case.is_full else n_ctx,
+        n_seq_max=case.n_parallel + (several and not case.is_full),
         n_batch=case.n_batch,
         n_ubatch=case.n_ubatch,
         n_threads=case.n_threads,
@@ -109,6 +116,9 @@ def load(case: Case, verbose: bool = False) -> Any:
         **case.loading.arguments(),
         **compress,
     )
+    if several and llm.engine is None and not case.is_full:
+        raise BadInput("this model runs uncompressed: give --kv-ratio 1 with -npl")
+    return llm
 
 
 def touched(llm: Any) -> int:
@@ -142,18 +152,36 @@ def tokens(llm: Any, n: int) -> list[int]:
     return drawn
 
 
-def timed(llm: Any, n_prompt: int, n_gen: int = 0) -> int:
-    """Nanoseconds to read n_prompt tokens at once and n_gen one after the other."""
-    prompt, rest = tokens(llm, n_prompt), tokens(llm, n_gen)
+def total(stats: Sequence[KVStats], name: str) -> Any:
+    """The sum of a field."""
+    return sum(getattr(x, name) for x in stats)
+
+
+def read(llm: Any, talks: several.Alone, n: int) -> int:
+    """Nanoseconds in which each conversation reads n tokens at once."""
+    prompt = tokens(llm, n)
+    return timed(llm, lambda: talks.read(lambda: llm.eval(prompt))) if prompt else 0
+
+
+def write(llm: Any, talks: several.Alone, n_gen: int, n: int) -> int:
+    """Nanoseconds in which each of n conversations goes on by n_gen tokens, one after the other."""
+    rest = tokens(llm, n_gen * n)
+
+    def steps() -> None:
+        for i in range(0, len(rest), n):
+            talks.step(rest[i : i + n])
+
+    return timed(llm, steps) if rest else 0
+
+
+def timed(llm: Any, work: Callable[[], object]) -> int:
+    """Nanoseconds of some work."""
     from edgekv.native import llama_cpp
 
     begin = time.perf_counter_ns()
-    if prompt:
-        llm.eval(prompt)
-    for token in rest:
-        llm.eval([token])
-    llama_cpp.llama_synchronize(llm.ctx)  # a device may still be at the last one
-    return time.perf_counter_ns() - begin if prompt or rest else 0
+    work()
+    llama_cpp.llama_synchronize(llm.ctx)  # a device may still be at the last token
+    return time.perf_counter_ns() - begin
 
 
 def device_free(devices: list[dict[str, Any]]) -> int:

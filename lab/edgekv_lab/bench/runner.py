@@ -113,8 +113,8 @@ def child(module: str, case: Case, **more: Any) -> Any:
 
 
 def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
-    """Bytes that each row should take in host memory; 0 where weights are on a GPU, or a depth was
-    not read."""
+    """Bytes that each row should take in host memory; 0 where weights are on a GPU, a depth was not
+    read, or there are several conversations."""
     from edgekv_lab.bench.expected import ExpectedBytes
 
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]])
         known = {key: stack.enter_context(ExpectedBytes(*key)) for key in models}
         return [
             0
-            if case.is_filled or s[0]["gpu_info"]
+            if case.is_filled or case.n_parallel > 1 or s[0]["gpu_info"]
             else known[case.model, case.n_ubatch].host(case, s[0])
             for case, s in zip(cases, samples, strict=True)
         ]

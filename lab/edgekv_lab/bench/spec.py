@@ -55,10 +55,12 @@ def parse_ints(text: str, what: str = "list") -> list[int]:
     return found
 
 
-def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
-    """llama-bench's name: pp512, tg128, pp512+tg128, each with @ d4096."""
+def test_name(n_prompt: int, n_gen: int, n_depth: int, n_parallel: int = 1) -> str:
+    """llama-bench's name: pp512, tg128, pp512+tg128, each with @ d4096; of several conversations
+    with their number."""
     parts = [f"pp{n_prompt}"] * (n_prompt > 0) + [f"tg{n_gen}"] * (n_gen > 0)
-    return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
+    several = f" np{n_parallel}" if n_parallel > 1 else ""
+    return "+".join(parts) + several + (f" @ d{n_depth}" if n_depth else "")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Case:
     """How the cache gets its depth: `read`, or `repeat` the rows of the first 512 tokens; see
     `edgekv_lab.bench.fill`."""
     loading: Loading = Loading()
+    n_parallel: int = 1
+    """Conversations, each of n_depth tokens and more, that are written together."""
 
     @classmethod
     def of(cls, request: dict[str, Any]) -> Case:
@@ -97,7 +101,7 @@ class Case:
 
     @property
     def test(self) -> str:
-        return test_name(self.n_prompt, self.n_gen, self.n_depth)
+        return test_name(self.n_prompt, self.n_gen, self.n_depth, self.n_parallel)
 
     @property
     def only_writes(self) -> bool:
@@ -169,6 +173,7 @@ class Lists:
     fill: str = "read"
     stored: Callable[[str, str, float], str] = lambda model, method, ratio: "f16"
     loading: Loading = Loading()
+    n_parallel: Sequence[int] = (1,)
 
     def tests(self) -> list[tuple[int, int]]:
         return [
@@ -180,7 +185,7 @@ class Lists:
     def cases(self) -> list[Case]:
         """All rows, those of a test behind one another, its full caches first."""
         found = []
-        for model, ngl, batch, ubatch, fa, threads, depth, (p, n) in product(
+        for model, ngl, batch, ubatch, fa, threads, depth, n_parallel, (p, n) in product(
             self.models,
             self.n_gpu_layers,
             self.n_batch,
@@ -188,6 +193,7 @@ class Lists:
             self.flash_attn,
             self.n_threads,
             self.n_depth,
+            self.n_parallel,
             self.tests(),
         ):
             test = Case(
@@ -202,6 +208,7 @@ class Lists:
                 flash_attn=fa,
                 fill=self.fill,
                 loading=self.loading,
+                n_parallel=n_parallel,
             )
             rows = [replace(test, **x) for x in self._settings(model)]
             beside = (

@@ -25,6 +25,7 @@ NOT_LONG = {
     "n_prompt": "-p",
     "n_gen": "-n",
     "n_pairs": "-pg",
+    "n_parallel": "-npl",
     "output": "-o",
     "compare": "--compare",
     "equal_bytes": "--equal-bytes",
@@ -131,6 +132,7 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         fill=options.fill,
         stored=lambda path, name, ratio: stored_as(path, info(path), name, ratio),
         loading=options.loading,
+        n_parallel=options.n_parallel,
     )
 
 
@@ -145,8 +147,13 @@ def check(lists: Lists, is_long: bool = False) -> None:
     if not tests:
         raise BadInput("there is no test; give -p or -n above 0")
     counts = [*lists.n_prompt, *lists.n_gen, *lists.n_depth]
-    if min(counts) < 0 or min([*lists.n_batch, *lists.n_ubatch, *lists.n_threads]) < 1:
-        raise BadInput("tokens, batch sizes and threads are counted from 1; -p, -n and -d from 0")
+    from_1 = [*lists.n_batch, *lists.n_ubatch, *lists.n_threads, *lists.n_parallel]
+    if min(counts) < 0 or min(from_1) < 1:
+        raise BadInput(
+            "tokens, batch sizes, threads and conversations are counted from 1; -p, -n and -d from"
+            " 0"
+        )
+    check_several(lists)
     longest = max(lists.n_depth, default=0) + (0 if is_long else max(map(sum, tests)))
     if longest > CTX_MAX:
         raise BadInput(
@@ -169,6 +176,23 @@ def check(lists: Lists, is_long: bool = False) -> None:
                 "trained with: speed and memory are measured all the same, answers would be bad",
                 err=True,
             )
+
+
+def check_several(lists: Lists) -> None:
+    """Raises BadInput for more conversations, or longer answers of theirs, than there can be."""
+    from edgekv.base.defaults import TAIL
+    from edgekv.memory.limit import APPEND_MAX
+    from edgekv.native import OUTPUTS
+
+    most = max(lists.n_parallel)
+    if most >= OUTPUTS:
+        raise BadInput(f"-npl {most} is too many: give at most {OUTPUTS - 1}")
+    longest = max((n for _, n in lists.tests()), default=0)
+    if most > 1 and longest > TAIL - APPEND_MAX:
+        raise BadInput(
+            "conversations that write together are not compressed meanwhile: give -n at most"
+            f" {TAIL - APPEND_MAX} with -npl"
+        )
 
 
 def learn(lists: Lists) -> None:

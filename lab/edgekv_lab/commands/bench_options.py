@@ -28,6 +28,7 @@ class BenchOptions:
     n_gen: list[int]
     n_pairs: list[tuple[int, int]]
     n_depth: list[int]
+    n_parallel: list[int]
     fill: str
     n_batch: list[int]
     n_ubatch: list[int]
@@ -139,6 +140,13 @@ bench_options = grouped(
             default="0",
             callback=ints,
             help="Tokens that are read before a test begins, and not timed.",
+        ),
+        _many(
+            "-npl -np --parallel n_parallel",
+            default="1",
+            callback=ints,
+            help="Conversations that write together, a token of each in one pass; speeds and bytes "
+            "are of all.",
         ),
         option(
             "--fill",
