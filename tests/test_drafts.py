@@ -24,6 +24,10 @@ class Cheap(Costs):
     def of(self, most: int) -> list[float]:
         return [1.0] * (most + 1)
 
+    def guessed(self, ms: float) -> None: ...
+
+    def was_read(self, n_tokens: int, ms: float) -> None: ...
+
 
 class Known:
     """A source of drafts that knows the answer, and is wrong at some tokens."""

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -582,3 +583,20 @@ def test_a_system_without_proc_is_told_so_in_one_line(tiny, monkeypatch, tmp_pat
 
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert "mount /proc" in refused(call(f"-m {tiny('llama-gqa')} -c 4000 --kv-method snapkv"))
+
+
+@pytest.mark.parametrize("ratio", ["1", "0.2"])
+def test_a_draft_model_is_planned_for_and_typed(tiny, text, ratio):
+    draft = str(tiny("qwen2"))
+    line = f"-m {tiny('llama-gqa')} -c 2048 --memory 2GiB --margin 0 --ratios {ratio} --json"
+    alone, both = (
+        json.loads(call(f"{line}{more}").stdout)["best"] for more in ("", f" -md {draft}")
+    )
+    grown = both["process"] - alone["process"]  # as it was when the command began
+    assert both["peak"] - alone["peak"] - grown == both["draft"] > Path(draft).stat().st_size // 2
+    assert f"-md {draft}" in both["command"] and both["kv"] == alone["kv"]
+    assert "draft model" in call(f"{line.replace(' --json', '')} -md {draft}").stdout
+    llm = load(draft, n_ctx=2048, kv_ratio=float(ratio), kv_min_tokens=128)
+    llm.eval(text(2000))
+    stats = llm.kv_stats()
+    assert both["draft"] > stats.n_bytes_peak

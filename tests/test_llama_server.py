@@ -61,7 +61,6 @@ def test_flash_attention_without_a_word_is_on(command):
         ("--models-preset x.ini", "start a server for each"),
         ("--ssl-key-file key.pem", "proxy"),
         ("--mmproj x.gguf", "leave --mmproj out"),
-        ("-md x.gguf", "give --spec-type ngram-simple"),
     ],
 )
 def test_what_is_done_otherwise_says_how(words, way):

@@ -88,6 +88,8 @@ class KVStats:
     n_bytes_archive: int = 0
     """What the rows of all tokens take in the archive's file; not part of `n_bytes`, of which the
     index is a part."""
+    n_bytes_draft: int = 0
+    """K and V of the draft model, of all conversations; not part of `n_bytes`."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)
     """What each of STAGES took of the last prompt; empty if nothing was compressed."""
 

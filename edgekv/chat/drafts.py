@@ -4,14 +4,14 @@ weights then checks them all, and as many are kept as the sampler would have dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from edgekv.errors import BadInput
 
-NONE = "none"
-TYPES = (NONE, "ngram-simple", "ngram-map-k", "ngram-mod")
+NONE, MODEL = "none", "draft-simple"
+TYPES = (NONE, "ngram-simple", "ngram-map-k", "ngram-mod", MODEL)
 """llama.cpp's names. All of its n-grams are one kind here."""
 MOST = 31
 """Tokens of a draft: with the token before them those of a pass that has logits of each."""
@@ -19,23 +19,42 @@ MOST = 31
 
 @dataclass(frozen=True)
 class Drafting:
-    """Which drafts are made. type: one of TYPES, or several with commas between them; ngram_size_n:
-    as many tokens have to be the same before a guess; ngram_size_m: tokens of a draft at most.
-    Raises BadInput.
+    """Which drafts are made. type: one of TYPES, or several with commas between them, and the first
+    that has a draft is asked; ngram_size_n: as many tokens have to be the same before a guess;
+    ngram_size_m: tokens of such a draft at most.
+
+    draft_model: the file of a smaller model with the same vocabulary, which is asked if nobody says
+    a type; draft_n_max, draft_n_min: tokens of its drafts at most, and at least, else there is
+    none; draft_p_min: less likely it must not hold a guess. Raises BadInput.
     """
 
     type: str = NONE
     ngram_size_n: int = 4
     ngram_size_m: int = MOST
+    draft_model: str | None = None
+    draft_n_max: int = 16
+    draft_n_min: int = 0
+    draft_p_min: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in self.type.split(","):
-            if name not in TYPES:
-                raise BadInput(
-                    f"there are no drafts of the type '{name}' here: give one of {', '.join(TYPES)}"
-                )
+        check_types(self.type)
         if self.ngram_size_n < 1 or self.ngram_size_m < 1:
             raise BadInput("drafts need 1 token or more: give a larger size")
+        if min(self.draft_n_max, self.draft_n_min) < 0 or not 0 <= self.draft_p_min <= 1:
+            raise BadInput("tokens of a draft are counted from 0, and a probability is at most 1")
+        if MODEL in self.types and not self.draft_model:
+            raise BadInput(f"drafts of the type {MODEL} are a model's: give it with -md")
+        if self.draft_model and MODEL not in self.types:
+            raise BadInput(
+                f"a draft model is given, and another type of drafts: give {self.type},{MODEL}"
+            )
+
+    @property
+    def types(self) -> list[str]:
+        """Those that are on. One model and no type is a draft model's."""
+        if self.draft_model and self.type == NONE:
+            return [MODEL]
+        return [name for name in self.type.split(",") if name != NONE]
 
     def arguments(self) -> dict[str, Any]:
         """Those of `edgekv.Llama`."""
@@ -43,7 +62,37 @@ class Drafting:
 
     @property
     def is_on(self) -> bool:
-        return any(name != NONE for name in self.type.split(","))
+        return bool(self.types)
+
+
+def check_types(text: str) -> str:
+    """`text` itself. Raises BadInput if one of the types in it is none of TYPES."""
+    for name in text.split(","):
+        if name not in TYPES:
+            raise BadInput(
+                f"there are no drafts of the type '{name}' here: give one of {', '.join(TYPES)}"
+            )
+    return text
+
+
+class Drafts(Protocol):
+    """Drafts of one answer."""
+
+    def next(self, tokens: Sequence[int], most: int) -> list[int]:
+        """What may come behind `tokens`, which begin with those of the last time: `most` tokens at
+        most, none where checking them would not pay.
+        """
+        ...
+
+
+class First:
+    """Those of several kinds: of the first that has a draft."""
+
+    def __init__(self, kinds: Sequence[Drafts]) -> None:
+        self._kinds = kinds
+
+    def next(self, tokens: Sequence[int], most: int) -> list[int]:
+        return next((x for kind in self._kinds if (x := kind.next(tokens, most))), [])
 
 
 class Costs:
@@ -58,6 +107,8 @@ class Costs:
     def __init__(self) -> None:
         self._ms: dict[int, tuple[float, int]] = {}
         self._n = 0
+        self.guess = self.read = 0.0
+        """ms of a guess of a draft model, and of a token of a text that it reads; 0: not known."""
 
     def took(self, n_tokens: int, ms: float) -> None:
         """A pass with so many tokens took so long."""
@@ -80,6 +131,30 @@ class Costs:
             last = n
         found += [found[-1] + self.GROWTH * one * i for i in range(1, most - last + 1)]
         return found
+
+    def guessed(self, ms: float) -> None:
+        """A draft model made a guess in so many ms."""
+        self.guess += (self.WEIGHT if self.guess else 1.0) * (ms - self.guess)
+
+    def was_read(self, n_tokens: int, ms: float) -> None:
+        """A draft model read so many tokens of a text in so many ms."""
+        self.read = ms / n_tokens
+
+
+def paying(shares: Iterable[float], ms: Sequence[float], each: float = 0.0) -> int:
+    """Tokens of the draft by which an answer gets most tokens in its time.
+
+    shares: of each token of a draft, how likely it is right where those before it are; ms: of a
+    pass by its number of tokens; each: ms that a token of a draft takes before it is checked.
+    """
+    expected = share = 1.0
+    best, n_best = expected / ms[1], 0
+    for n, p in enumerate(shares, 1):
+        share *= p
+        expected += share
+        if expected / (ms[n + 1] + n * each) > best:
+            best, n_best = expected / (ms[n + 1] + n * each), n
+    return n_best
 
 
 class Ngrams:
@@ -109,9 +184,7 @@ class Ngrams:
         self._all = [self.N_FIRST] * len(self.STEPS)
 
     def next(self, tokens: Sequence[int], most: int) -> list[int]:
-        """What may come behind `tokens`, which begin with those of the last time: `most` tokens at
-        most, none where checking them would not pay.
-        """
+        """See `Drafts`."""
         for token in tokens[len(self._tokens) :]:
             self._follow(int(token))
         most = min(most, self._m)
@@ -148,14 +221,6 @@ class Ngrams:
         return sum(same >= x for x in self.STEPS) - 1
 
     def _length(self, most: int) -> int:
-        """Tokens of the draft by which an answer gets most tokens in its time."""
-        ms = self._costs.of(most + 1)
-        expected = share = 1.0
-        best, n_best = expected / ms[1], 0
-        for n in range(1, most + 1):
-            step = self._step(self._same + n - 1)
-            share *= self._right[step] / self._all[step]
-            expected += share
-            if expected / ms[n + 1] > best:
-                best, n_best = expected / ms[n + 1], n
-        return n_best
+        steps = (self._step(self._same + n) for n in range(most))
+        shares = (self._right[step] / self._all[step] for step in steps)
+        return paying(shares, self._costs.of(most + 1))

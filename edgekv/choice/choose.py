@@ -25,6 +25,8 @@ WITH_PROFILE = "kvzap-summary"
 WITH_SHARES = "score=keydiff,budget=profile,merge=summary"
 """With a profile that has no maps for kvzap: of another kind, or imported."""
 WITHOUT_PROFILE = "kvzip"
+UNPREPARED = "score=keydiff,budget=pooled"
+"""Needs no profile and reads a prompt once; spreads rows as freely as `auto` with a profile."""
 
 
 def choose(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 CTX_DEFAULT = 32768
-UNPREPARED = "score=keydiff,budget=pooled"
-"""What stands in for the method of a model without a profile, which first use makes: it reads as
-much, and spreads rows as freely."""
 LOADED_BYTES = 18 * 2**20
 """What a process with a loaded model has that one with a blueprint lacks: the chat template's
 engine, graphs, code that runs. Found by edgekv-lab fit at nine points of two models;
@@ -154,8 +152,20 @@ wanted_options = grouped(
 @wanted_options
 @planned_options
 @loading_options(EXPERTS)
+@option(
+    "-md --model-draft --spec-draft-model model_draft",
+    metavar="MODEL",
+    help="A draft model, which is loaded beside it.",
+)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str, wanted: FitOptions, loading: Loading, as_json: bool, **cache: Any) -> int:
+def command(
+    model: str,
+    wanted: FitOptions,
+    loading: Loading,
+    model_draft: str | None,
+    as_json: bool,
+    **cache: Any,
+) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
     command line to use.
 
@@ -186,10 +196,14 @@ def command(model: str, wanted: FitOptions, loading: Loading, as_json: bool, **c
         pairs[0] = PICKED
     placed = loading.placements()
     on_gpu = place.is_gpu
-    with (
-        terminal.busy("planning"),
-        Blueprint(path, w.ubatch_size, on_gpu=on_gpu, placed=placed) as blueprint,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(terminal.busy("planning"))
+        blueprint = stack.enter_context(
+            Blueprint(path, w.ubatch_size, on_gpu=on_gpu, placed=placed)
+        )
+        draft = (
+            stack.enter_context(planner_of_draft(model_draft, w, on_gpu)) if model_draft else None
+        )
         n_ctx = whole_ctx(w.ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train))
         wish = Wish(
             total - w.margin_bytes,
@@ -206,13 +220,39 @@ def command(model: str, wanted: FitOptions, loading: Loading, as_json: bool, **c
             w.ubatch_size,
             on_gpu,
             lambda ratio: preset_of(w.kv_method, path, ratio),
+            draft,
         )
-        words = [*loading.words(), *planned_words(cache, set(PLANNED) - EVICTING)]
+        words = [
+            *(["-md", model_draft] if model_draft else []),
+            *loading.words(),
+            *planned_words(cache, set(PLANNED) - EVICTING),
+        ]
         evicting = [*planned_words(cache, EVICTING)]
         report = Report(planner, model, path, place, total, w.margin_bytes, words, evicting)
         said = json.dumps(report.record(), indent=2) if as_json else report.text()
     click.echo(said)
     return 0 if report.best else 2
+
+
+@contextmanager
+def planner_of_draft(model: str, wanted: FitOptions, on_gpu: bool) -> Iterator[Planner]:
+    """A `with` block with the plan of a draft model, as `edgekv.llama.draft_model` loads it."""
+    from edgekv.commands.load import model_path
+    from edgekv.memory.fit import PICKED, Planner, Wish
+    from edgekv.model.blueprint import Blueprint
+    from edgekv.profiles import find
+
+    path = model_path(model)
+    types = PICKED if find(path, predicts=True) else ("f16", "f16")
+    with Blueprint(path, wanted.ubatch_size, on_gpu=on_gpu) as blueprint:
+        yield Planner(
+            blueprint,
+            preset_of("auto", path),
+            Wish(0, blueprint.n_ctx_train, types=[types]),
+            wanted.ubatch_size,
+            on_gpu,
+            lambda ratio: preset_of("auto", path, ratio),
+        )
 
 
 def planned_words(cache: dict[str, Any], names: Collection[str]) -> Iterator[str]:
@@ -230,7 +270,7 @@ def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
     first use makes where none is found.
     """
     from edgekv import methods
-    from edgekv.choice.choose import AUTO, choose
+    from edgekv.choice.choose import AUTO, UNPREPARED, choose
     from edgekv.choice.settings import UNKNOWN_RATIO
     from edgekv.profiles import find
 
@@ -398,6 +438,7 @@ class Report:
             (f"hidden states ({point.hidden}){aside}", mib(point.hidden_bytes)),
             (f"queries and inputs{there}", mib(point.inputs)),
             ("compute buffers", mib(point.compute)),
+            ("draft model and its cache", mib(point.draft)),
             ("process", mib(point.process)),
             ("at the peak", mib(point.peak)),
         ]

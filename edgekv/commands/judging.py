@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import edgekv
 from edgekv.base.defaults import whole_ctx
-from edgekv.commands.fit import UNPREPARED, preset_of
+from edgekv.commands.fit import preset_of
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
 from edgekv.model.outline import outline
@@ -122,6 +122,7 @@ def judge(path: str, n_ctx: int, is_gpu: bool, has_profile: bool = True) -> Judg
     Raises BadInput for a file that is damaged or no model.
     """
     from edgekv import methods
+    from edgekv.choice.choose import UNPREPARED
     from edgekv.commands.info import bytes_per_token
     from edgekv.memory.fit import PICKED, TYPES, Planner, Wish
     from edgekv.memory.hidden import AUTO

@@ -53,7 +53,6 @@ REFUSED = {
 }
 REFUSED_VALUES = {
     "-mm --mmproj": "this server reads no images: leave --mmproj out",
-    "-md --model-draft": "drafts come from n-grams here: give --spec-type ngram-simple instead",
     "--ssl-key-file": "there is no encryption here: put a proxy with TLS in front of the server",
     "--ssl-cert-file": "there is no encryption here: put a proxy with TLS in front of the server",
     "--api-prefix": "paths have no prefix here: let a proxy take it away",

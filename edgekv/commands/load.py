@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.base.pace import Pace
+from edgekv.chat.drafts import Drafting
 from edgekv.choice.config import MOST
 from edgekv.commands import first_use, room, terminal
 from edgekv.commands.later import Later
@@ -103,8 +104,14 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
         seed=seed,
         verbose=options.verbose,
         **options.loading.arguments(),
-        **options.drafts.arguments(),
+        **_drafts(options.drafts).arguments(),
     )
+
+
+def _drafts(options: Drafting) -> Drafting:
+    """With the file of the draft model. Raises EdgeKVError."""
+    name = options.draft_model
+    return replace(options, draft_model=model_path(name)) if name else options
 
 
 def _context(options: EngineOptions) -> int:

@@ -16,7 +16,7 @@ import click
 
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
-from edgekv.chat.drafts import MOST, TYPES, Drafting
+from edgekv.chat.drafts import MOST, TYPES, Drafting, check_types
 from edgekv.choice.config import KVConfig, option_of
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
@@ -79,7 +79,7 @@ class SamplingOptions:
 
 def _spec_type(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Click callback: kinds of drafts. Raises BadInput."""
-    return Drafting(value).type
+    return check_types(value)
 
 
 def kv_option(field_name: str) -> Decorator:
@@ -220,7 +220,8 @@ DRAFTS: tuple[Decorator, ...] = (
         metavar="TYPE",
         callback=_spec_type,
         help=f"Drafts, which are checked several tokens at once: {', '.join(TYPES)}. All"
-        " n-grams are one kind here: what followed before where the last tokens were the same.",
+        " n-grams are one kind here: what followed before where the last tokens were the same."
+        " Of several, with commas, the first that has a draft.",
     ),
     _option(
         "--spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-mod-n-match"
@@ -235,6 +236,36 @@ DRAFTS: tuple[Decorator, ...] = (
         type=click.IntRange(1, 1024),
         default=Drafting.ngram_size_m,
         help=f"Tokens of a draft at most; more than {MOST} are never checked at once.",
+    ),
+    _llama(
+        "-md --model-draft --spec-draft-model spec_draft_model",
+        env="SPEC_DRAFT_MODEL",
+        metavar="MODEL",
+        help="A smaller model with the same vocabulary, whose guesses are checked.",
+    ),
+    _llama(
+        "--spec-draft-n-max",
+        env="SPEC_DRAFT_N_MAX",
+        type=FROM_ZERO,
+        default=Drafting.draft_n_max,
+        metavar="N",
+        help="Tokens of its drafts at most; how many there are follows what pays.",
+    ),
+    _llama(
+        "--spec-draft-n-min",
+        env="SPEC_DRAFT_N_MIN",
+        type=FROM_ZERO,
+        default=Drafting.draft_n_min,
+        metavar="N",
+        help="Shorter drafts are not checked.",
+    ),
+    _llama(
+        "--spec-draft-p-min --draft-p-min spec_draft_p_min",
+        env="SPEC_DRAFT_P_MIN",
+        type=SHARE,
+        default=Drafting.draft_p_min,
+        metavar="P",
+        help="A draft ends before a token that the draft model holds less likely.",
     ),
 )
 """Those of commands that write answers."""

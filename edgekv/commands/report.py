@@ -93,6 +93,7 @@ def stats_table(stats: KVStats, width: int | None = None) -> str:
         ("at its peak", "; ".join(filter(None, [peak, stats.peak_note]))),
         *([("limit", limit_line(stats))] if limited else []),
         *([("checkpoints", checkpoint_line(stats))] if stats.n_bytes_checkpoints else []),
+        *([("draft model", f"{mib(stats.n_bytes_draft)} MiB more")] if stats.n_bytes_draft else []),
         ("share of the last prompt" if limited else "share asked for", percent(stats.ratio, 1)),
         ("tokens seen", f"{stats.n_seen:,} of {stats.n_ctx:,}"),
         ("tokens kept", _kept(stats)),

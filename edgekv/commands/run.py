@@ -280,6 +280,7 @@ def record(
         "kv_bytes_limit": stats.n_bytes_limit,
         "kv_bytes_reserved": stats.n_bytes_reserved,
         "kv_bytes_checkpoints": stats.n_bytes_checkpoints,
+        "kv_bytes_draft": stats.n_bytes_draft,
         "type_k": stats.type_k,
         "type_v": stats.type_v,
         "prompt_n": usage["prompt_tokens"],

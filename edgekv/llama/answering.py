@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.chat import completion, parts
-from edgekv.chat.drafts import Ngrams
+from edgekv.chat.drafts import MODEL, Drafts, First, Ngrams
+from edgekv.chat.guesses import Guesses
 from edgekv.chat.sampler import Sampler, Sampling
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
 from edgekv.errors import BadInput
@@ -154,9 +155,14 @@ class Answering(Evaluation):
     def draft_model(self, given: Any) -> None:
         self._kv_given_drafts = given
 
-    def drafts(self) -> Ngrams:
+    def drafts(self) -> Drafts:
         """Those of an answer that begins."""
-        return Ngrams(self._kv_drafting, self.costs)
+        drafting, kinds = self._kv_drafting, list[Drafts]()
+        if any(name != MODEL for name in drafting.types):
+            kinds.append(Ngrams(drafting, self.costs))
+        if self.draft is not None:
+            kinds.append(Guesses(drafting, self.costs, self.draft))
+        return First(kinds)
 
     def _kv_draft(self, tokens: NDArray[np.intc]) -> NDArray[np.intc]:
         """The tokens that may follow, as many as can be checked."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgekv.conversation.guard import Guard
     from edgekv.conversation.turn import Turn
     from edgekv.engine.engine import Engine
+    from edgekv.llama.draft_model import DraftModel
     from edgekv.model.adapters import Adapters
 
 
@@ -39,6 +40,8 @@ class Face(llama_cpp.Llama):
     """Its LoRA adapters."""
     n_tokens: int
     """Tokens of the conversation."""
+    draft: DraftModel | None
+    """Guesses what it writes next."""
     _kv_stop: c_bool
 
     @property

@@ -58,8 +58,12 @@ class Llama(Answering):
     model alone, whatever its adapters.
     spec_type: drafts, 'none' or 'ngram-simple': tokens that followed before where the answer's last
     spec_ngram_size_n tokens were the same are checked in one pass, spec_ngram_size_m of them at
-    most. An answer is what it would be without, as far as a pass of several tokens rounds as one of
-    a single token does (docs/drafts.md). draft_model: a source of your own, as the parent's.
+    most. spec_draft_model: the file of a smaller model with the same vocabulary, whose guesses are
+    checked: spec_draft_n_max of them at most, none if they are fewer than spec_draft_n_min, and
+    only those that it holds at least as likely as spec_draft_p_min. Its cache keeps the same share,
+    and `kv_stats` counts it. An answer is what it would be without, as far as a pass of several
+    tokens rounds as one of a single token does (docs/drafts.md). draft_model: a source of your own,
+    as the parent's.
     n_seq_max: sequences of a step of the context; with one more than there are conversations these
     may write together (`edgekv.native.Place.step`).
     kv_overrides: as the parent's; a value of another type than in the model's file is refused.
@@ -250,6 +254,8 @@ class Llama(Answering):
         with self.guard.use():
             n_batch = self.context_params.n_threads_batch
             native.llama_cpp.llama_set_n_threads(self.ctx, n_threads, n_batch)
+            if self.draft is not None:
+                self.draft.llm.set_n_threads(n_threads)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As the parent's."""
@@ -351,16 +357,20 @@ class Llama(Answering):
     def kv_stats(self) -> KVStats:
         """What the cache holds and costs; see KVStats."""
         with self.guard.use():
-            if self.engine is None:
-                return statistics.uncompressed(self, self._kv_note, self.turn.prefill_ms)
-            return statistics.compressed(
-                self,
-                self.engine,
-                self.settings,
-                self.turn.prefill_ms,
-                self.turn.stage_ms,
-                self.turn.checkpoints.n_bytes,
-            )
+            n_bytes_draft = self.draft.n_bytes if self.draft else 0
+            return replace(self._kv_own_stats(), n_bytes_draft=n_bytes_draft)
+
+    def _kv_own_stats(self) -> KVStats:
+        if self.engine is None:
+            return statistics.uncompressed(self, self._kv_note, self.turn.prefill_ms)
+        return statistics.compressed(
+            self,
+            self.engine,
+            self.settings,
+            self.turn.prefill_ms,
+            self.turn.stage_ms,
+            self.turn.checkpoints.n_bytes,
+        )
 
     def kv_save(self, path: str, note: Any = None) -> None:
         """Save the conversation (tokens, cache, what its next compression needs) to a file.

@@ -27,6 +27,7 @@ from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
 from edgekv.llama.arguments import Arguments, signature
+from edgekv.llama.draft_model import DraftModel, cache_of, check_vocabulary
 from edgekv.llama.face import Face
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
@@ -46,6 +47,11 @@ EMBEDDINGS = (
     "embeddings come from the whole prompt at once: leave kv_ratio at 1, and kv_fast_prefill out,"
     " for them"
 )
+OF_DRAFTS = """
+    n_batch n_ubatch n_threads n_threads_batch n_gpu_layers main_gpu split_mode tensor_split
+    use_mmap use_mlock numa verbose
+""".split()
+"""Arguments that a draft model has in common with its model."""
 EMBEDDERS = ("llama-embed", "t5encoder")
 """Architectures that give no logits although they have a cache."""
 
@@ -80,6 +86,10 @@ class LoadedModel(Face):
         spec_type: str = Drafting.type,
         spec_ngram_size_n: int = Drafting.ngram_size_n,
         spec_ngram_size_m: int = Drafting.ngram_size_m,
+        spec_draft_model: str | None = None,
+        spec_draft_n_max: int = Drafting.draft_n_max,
+        spec_draft_n_min: int = Drafting.draft_n_min,
+        spec_draft_p_min: float = Drafting.draft_p_min,
         n_seq_max: int = 1,
         **given: Unpack[Arguments],
     ) -> None:
@@ -88,7 +98,15 @@ class LoadedModel(Face):
         _check_names(kwargs)
         # not the parent's business: it would keep the logits of all tokens for one
         given_drafts = kwargs.pop("draft_model", None)
-        self._kv_drafting = Drafting(spec_type, spec_ngram_size_n, spec_ngram_size_m)
+        self._kv_drafting = Drafting(
+            spec_type,
+            spec_ngram_size_n,
+            spec_ngram_size_m,
+            None if spec_draft_model is None else str(spec_draft_model),
+            spec_draft_n_max,
+            spec_draft_n_min,
+            spec_draft_p_min,
+        )
         self._kv_n_seq_max = n_seq_max
         self._kv_vocab_only = bool(kwargs.get("vocab_only"))
         facts.check_gguf(path, self._kv_vocab_only)
@@ -134,6 +152,28 @@ class LoadedModel(Face):
         self.lora_path, self.lora_scale = lora_path, lora_scale
         self.draft_model = given_drafts
         self._kv_finish(bool(kwargs.get("embedding")))
+        if self._kv_drafting.draft_model and not self._kv_vocab_only:
+            self._kv_load_draft(self._kv_drafting.draft_model, kwargs)
+
+    def _kv_load_draft(self, path: str, kwargs: dict[str, Any]) -> None:
+        """Load the draft model, with the arguments that are the context's or the machine's. Raises
+        BadInput, and closes this one, if it cannot draft for it.
+        """
+        try:
+            shared = {name: kwargs[name] for name in OF_DRAFTS if name in kwargs}
+            config = cache_of(self._kv_config, path)
+            draft: Any = type(self)(path, kv=config, **{**shared, "n_ctx": self.n_ctx()})
+            self._stack.callback(draft.close)
+            check_vocabulary(draft, self)
+            draft.stop_with(self)
+            if not draft.can_take_back:
+                raise BadInput(
+                    f"{path} has recurrent layers and cannot take guesses back: take another model"
+                )
+        except BadInput:
+            self.close()
+            raise
+        self.draft = DraftModel(draft, self.n_vocab(), self.costs)
 
     def _kv_start(self, progress: Callable[[int, int], None] | None) -> None:
         """The state of an object that has read nothing."""
@@ -151,7 +191,7 @@ class LoadedModel(Face):
         self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
-        self.costs = Costs()
+        self.costs, self.draft = Costs(), None
         self._kv_given_drafts: LlamaDraftModel | None = None
         self._kv_is_check = False
         """The next tokens to be evaluated are a written one and a draft."""
@@ -196,6 +236,12 @@ class LoadedModel(Face):
         except BadInput:
             self.close()
             raise
+
+    def stop_with(self, other: LoadedModel) -> None:
+        """`kv_cancel` of another model stops this one, too."""
+        self._kv_stop = other._kv_stop
+        if self.engine is None:
+            native.stop_if_set(self._ctx.ctx, self._kv_stop)
 
     @property
     def is_drafting(self) -> bool:

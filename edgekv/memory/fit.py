@@ -112,6 +112,8 @@ class Point:
     """The cache is a store: rows are evicted, or the prompt is read into one at ratio 1, too."""
     limited: bool = False
     """`ratio` is what the limit for the cache leaves."""
+    draft: int = 0
+    """The draft model with its cache, at its own peak."""
 
     @property
     def is_whole(self) -> bool:
@@ -145,10 +147,13 @@ class Planner:
         n_ubatch: int = N_UBATCH,
         on_gpu: bool = False,
         auto: Callable[[float], Preset] | None = None,
+        draft: Planner | None = None,
     ) -> None:
         """auto: what `auto` runs at a ratio where it picks the cache types too, at 1 where a limit
-        for the cache decides; without it `preset`.
+        for the cache decides; without it `preset`. draft: of the draft model, of which the first
+        cache type is taken.
         """
+        self._draft = draft
         self.auto = cache(auto or (lambda ratio: preset))
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
         self.blueprint, self.preset, self.wish = blueprint, preset, wish
@@ -187,6 +192,7 @@ class Planner:
             weights=b.weights - host,
             compute=context.compute,
             process=self.wish.process,
+            draft=self._draft.beside(n_ctx, ratio) if self._draft else 0,
             host_weights=host,
             picked=picked,
             stores=stores,
@@ -195,6 +201,11 @@ class Planner:
             there = replace(found(DEVICE), chosen=True)
             return there if there.fits(self.wish.n_bytes) else replace(found(EXACT), chosen=True)
         return found(hidden)
+
+    def beside(self, n_ctx: int, ratio: float) -> int:
+        """Bytes of this model beside another one, with a cache that keeps the same share."""
+        share = 1.0 if self.blueprint.why else ratio
+        return self.point(n_ctx, share, self._possible_types()[0], AUTO).peak
 
     def _evicts(self, ratio: float) -> bool:
         """Whether tokens may go, as `Settings.compresses` says."""
@@ -206,7 +217,7 @@ class Planner:
 
     def _full(self, context: Context, hidden: str, **shared: Any) -> Point:
         """llama.cpp's whole cache."""
-        standing = shared["weights"] + shared["compute"] + shared["process"]
+        standing = sum(shared[x] for x in ("weights", "compute", "process", "draft"))
         return Point(
             n_kept=shared["n_ctx"],
             hidden=EXACT,
@@ -257,7 +268,7 @@ class Planner:
             native.ProductBytes() if self._on_gpu else products,
         )
         tail = reserve(context.layers, w.tail, w.window)
-        standing = shared["weights"] + shared["compute"] + shared["process"]
+        standing = sum(shared[x] for x in ("weights", "compute", "process", "draft"))
         moving = context.recurrent + index + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,

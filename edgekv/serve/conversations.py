@@ -38,6 +38,8 @@ class Turns:
     ) -> None:
         self._llm, self._secret = llm, secrets.token_bytes()
         self._pool = Conversations(llm, cache_ram, cache_disk, cache_disk_size)
+        if llm.draft is not None:  # whose conversations take turns, too
+            Conversations(llm.draft.llm, cache_ram)
         self._has_packs = False
 
     def open_packs(self, paths: Sequence[str]) -> None:
