@@ -167,7 +167,6 @@ OPTIONS: tuple[Decorator, ...] = (
     _llama(
         "-cb/-nocb",
         "--cont-batching/--no-cont-batching",
-        env="CONT_BATCHING",
         default=USUAL.cont_batching,
         help="Write them in one pass over the weights; without it where each is then exactly what"
         " it would be alone, in turns elsewhere.",
