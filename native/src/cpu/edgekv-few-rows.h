@@ -109,6 +109,14 @@ struct few_work {
     float * out(int t, int r) const { return dst + (t0 + t) * n_rows + r; }
 };
 
+// Brings n blocks of B from 2 KiB ahead: the processor alone is late where tokens keep its queue
+// full
+template <class B>
+inline void few_ahead(const B * b, int n = 1) {
+    for (size_t i = 0; i < n * sizeof(B); i += 64)
+        _mm_prefetch((const char *) b + 2048 + i, _MM_HINT_T0);
+}
+
 inline float few_f32(ggml_half x) { return GGML_CPU_FP16_TO_FP32(x); }
 inline __m512i few_half(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
@@ -199,7 +207,7 @@ void few_of_32<F>::rows(const few_work & w) {
             }
             const __m512i two = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
             for (int i = 0; i < n; i += 2, b += 2, x += w.n) {
-                _mm_prefetch((const char *) (b + 64), _MM_HINT_T0); // q5_0 gains a tenth
+                few_ahead(b, 2);
                 const __m512i u = F::levels(b);
                 const __m512 d = _mm512_permutexvar_ps(two,
                     _mm512_castpd_ps(
@@ -301,6 +309,7 @@ void few_of_256<F>::rows(const few_work & w) {
         __m512 sums[N];
         for (auto & s : sums) s = _mm512_setzero_ps();
         for (int i = 0; i < w.n_in; i += 256, ++b, x += w.n) {
+            few_ahead(b);
             __m512 scale, low, here[N];
             F::scales_and_lows(*b, scale, low);
             for (auto & s : here) s = _mm512_setzero_ps();
@@ -358,6 +367,7 @@ void few_sides_q4_0::rows(const few_work & w) {
         __m512 sums[N];
         for (auto & s : sums) s = _mm512_setzero_ps();
         for (int i = 0; i < w.n_in; i += 32, ++b, x += w.n) {
+            few_ahead(b);
             const __m512 d = few_twice(few_scales(b->d));
             __m512i u[4];
             for (int j = 0; j < 2; ++j) {
@@ -394,6 +404,7 @@ void few_sides_q4_K::rows(const few_work & w) {
         for (auto & s : sums) s = _mm512_setzero_ps();
         for (auto & s : lows) s = _mm256_setzero_ps();
         for (int i = 0; i < w.n_in; i += 256, ++b, x += w.n) {
+            few_ahead(b);
             const __m256 d = few_scales(b->d), d_low = few_scales(b->dmin);
             __m512 here[N];
             for (auto & s : here) s = _mm512_setzero_ps();
