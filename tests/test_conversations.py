@@ -155,6 +155,19 @@ def test_a_branch_leaves_the_conversation_as_it_was(make, text):
         assert a.n_read == N_QUESTION + 1
 
 
+def test_an_edit_reads_what_stands_behind_it_however_many_turns_there_are(make, text):
+    llm, n = make(n_ctx=4096), 100
+    with Conversations(llm) as pool:
+        talk, begins = Pooled(pool, llm), []
+        for turn in range(14):
+            begins.append(len(talk.tokens))
+            talk.ask(text(n, turn))
+        for turn, begin in enumerate(begins[1:], 1):
+            edited = Pooled(pool, llm, begin=talk.tokens[:begin])
+            edited.ask(text(n, 50 + turn))
+            assert edited.n_read <= n + 1, f"turn {turn}"
+
+
 def test_a_long_answer_that_was_compressed_can_be_asked_for_again(make, text):
     llm = make()
     with Conversations(llm) as pool:
@@ -273,6 +286,24 @@ def test_waiting_conversations_stay_within_the_limit(make, text):
         assert newest.n_read == N_QUESTION + 1
         oldest.ask(text(N_QUESTION, 3))
         assert oldest.n_read == len(oldest.tokens) - N_ANSWER, "it was forgotten"
+
+
+@pytest.mark.parametrize("way", ["compressed", "whole, windows"])
+def test_beginnings_leave_most_of_the_memory_to_other_conversations(tiny, text, way):
+    name, options = WAYS[way]
+    llm = load(tiny(name), n_ctx=4096, **options)
+
+    def taken(cache_ram: int | None) -> int:
+        """Bytes behind 24 turns."""
+        with Conversations(llm, cache_ram) as pool:
+            talk = Pooled(pool, llm)
+            for turn in range(24):
+                talk.ask(text(90, turn), n=2)
+            return pool.n_bytes
+
+    most = taken(None)
+    assert taken(most) <= 0.7 * most
+    llm.close()
 
 
 def test_without_memory_each_conversation_is_read_again(make, text):

@@ -41,8 +41,10 @@ FEW = 16
 than the model wrote.
 """
 SEVERAL = "it is of several settings"
-N_BOUNDARIES = 8
-"""States that are kept of one conversation's beginnings."""
+N_BOUNDARIES, N_BOUNDARIES_MOST = 8, 32
+"""States that are kept of one conversation's beginnings: in any case, and where together they take
+at most a quarter of what waiting conversations may take. An agent has one behind each turn.
+"""
 
 
 class Conversations:
@@ -612,9 +614,18 @@ class Conversations:
             if x.is_boundary and now.covers(x):
                 self._erase(x)
         before = [x for x in mine if x.is_boundary and x in self._waiting and now.begins_with(x)]
-        if len(before) >= N_BOUNDARIES:
-            self._erase(_cheapest(before))
+        while self._are_many(before):
+            before.remove(gone := _cheapest(before))
+            self._erase(gone)
         self._store(now, lambda: parked.copied(llm))
+
+    def _are_many(self, beginnings: Sequence[Entry]) -> bool:
+        """Whether no other beginning of the same conversation is kept beside these."""
+        n = len(beginnings)
+        n_bytes = sum(x.n_bytes for x in beginnings)
+        n_archive = sum(x.n_bytes_archive for x in beginnings)
+        is_much = 4 * n_bytes > self._cache_ram or 4 * n_archive > self._most_archived
+        return n >= N_BOUNDARIES_MOST or (n >= N_BOUNDARIES and is_much)
 
     def _erase(self, entry: Entry) -> None:
         if entry in self._waiting:
