@@ -1,6 +1,6 @@
 """Uses the window of examples/desktop as somebody would, in a process of its own.
 
-python -m tests.desktop MODEL DOCUMENT DOCUMENT
+python -m tests.desktop MODEL OTHER_MODEL DOCUMENT DOCUMENT DOCUMENT
 
 Prints one JSON object: what the window showed.
 """
@@ -21,16 +21,17 @@ OPTIONS = {"n_ctx": 4096, "n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "
 CACHE = {"kv_ratio": 0.2, "kv_method": "snapkv", "seed": 1, "verbose": False}
 
 
-def main(model: str, *documents: str) -> dict[str, Any]:
+def main(model: str, other: str, *documents: str) -> dict[str, Any]:
     app = runpy.run_path(str(APP))
     app["edgekv"].has_profile = lambda _: True  # the method needs none
-    go_on = hold(app["Worker"])
+    go_on, errors = hold(app["Worker"]), list[str]()
+    app["messagebox"].showerror = lambda _, text, parent: errors.append(text)
     window = app["Window"](model, list(documents), {**OPTIONS, **CACHE})
-    one, two = (window.nametowidget(name) for name in window.tabs.tabs())
-    reads: dict[Any, list[int]] = {one: [], two: []}
+    one, two, three = (window.nametowidget(name) for name in window.tabs.tabs())
+    reads: dict[Any, list[int]] = {one: [], two: [], three: []}
     for tab in reads:
         watch(tab, reads[tab])
-    wait(window, lambda: window.status["text"] == "ready")
+    wait(window, lambda: window.status["text"].endswith(": ready"))
     shown: dict[str, Any] = {"tabs": [window.tabs.tab(x, "text") for x in window.tabs.tabs()]}
 
     ask(two, "to be stopped")  # while its document is read
@@ -55,6 +56,28 @@ def main(model: str, *documents: str) -> dict[str, Any]:
     wait(window, lambda: not one.pending and not two.pending)
     shown["cancelled while it waits"] = said(two)
     shown["read again"] = max(reads[one], default=0)
+
+    go_on.clear()
+    ask(three, "long")
+    wait(window, lambda: reads[three])
+    ask(one, "short")
+    go_on.set()
+    wait(window, lambda: not one.pending)
+    shown["answered while it reads"] = bool(three.pending)
+    wait(window, lambda: not three.pending)
+    shown["read on"] = said(three)
+
+    window.use_model("nothing.gguf")
+    wait(window, lambda: errors)
+    ask(one, "nobody")
+    wait(window, lambda: not one.pending)
+    shown["without a model"] = [*errors, said(one)]
+
+    reads[one].clear()
+    window.use_model(other)
+    ask(one, "another model")
+    wait(window, lambda: not one.pending)
+    shown["switched"] = [window.status["text"], said(one), max(reads[one])]
 
     ask(one, "to be closed")
     window.worker.close()  # as the window's own button does

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "examples" / "desktop" / "app.py"
-LINES = 200
+LINES = 250
 """What the example says can be done in few lines."""
 
 needs_display = pytest.mark.skipif(
@@ -44,10 +44,10 @@ def display() -> Iterator[str]:
         process.wait(60)
 
 
-def used(model: Path, documents: list[Path], display: str) -> dict[str, Any]:
+def used(models: list[Path], documents: list[Path], display: str) -> dict[str, Any]:
     """What the window showed, see tests/desktop.py."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.desktop", str(model), *map(str, documents)],
+        [sys.executable, "-m", "tests.desktop", *map(str, [*models, *documents])],
         cwd=ROOT,
         env={**os.environ, "DISPLAY": display},
         capture_output=True,
@@ -60,13 +60,15 @@ def used(model: Path, documents: list[Path], display: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @needs_display
-def test_two_documents_are_asked_about_in_one_window(tiny, tmp_path, display):
-    documents = [tmp_path / "one.txt", tmp_path / "two.txt"]
+def test_documents_are_asked_about_in_one_window(tiny, tmp_path, display):
+    documents = [tmp_path / f"{name}.txt" for name in ("one", "two", "three")]
     for path in documents:
         lines = " ".join(f"{path.stem} has {n} costs." for n in range(100))
         path.write_text(lines, encoding="utf-8")
-    shown = used(tiny("llama-gqa"), documents, display)
-    assert shown["tabs"] == ["one.txt", "two.txt"]
+    model, other = tiny("llama-gqa"), tmp_path / "other.gguf"
+    shutil.copy(model, other)
+    shown = used([model, other], documents, display)
+    assert shown["tabs"] == ["one.txt", "two.txt", "three.txt"]
 
     said = "> to be stopped\n(cancelled)"
     assert shown["cancelled"] == {"text": said, "kept": "nothing read yet"}
@@ -79,6 +81,14 @@ def test_two_documents_are_asked_about_in_one_window(tiny, tmp_path, display):
         assert n_read > 1000
     assert shown["read again"] < 200, "the document was read again"
     assert shown["cancelled while it waits"].endswith("> fourth\n(cancelled)")
+
+    assert shown["answered while it reads"], "a question about another document waited"
+    assert re.match(r"> long\n\S", shown["read on"]) and "(" not in shown["read on"]
+    (error, text) = shown["without a model"]
+    assert "nothing.gguf" in error and text.endswith(f"> nobody\n({error})")
+    status, text, n_read = shown["switched"]
+    assert status == "other.gguf: ready" and n_read > 1000
+    assert re.search(r"> another model\n[^(]", text)
     assert shown["closed"]
 
 

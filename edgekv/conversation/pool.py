@@ -17,7 +17,7 @@ from edgekv import native
 from edgekv.base.beginnings import n_shared
 from edgekv.base.machine import memory_free
 from edgekv.conversation import parked, session, state
-from edgekv.conversation.aside import aside
+from edgekv.conversation.aside import aside, can_wait
 from edgekv.conversation.best import Best, best
 from edgekv.conversation.losses import Losses
 from edgekv.conversation.parked import Parked
@@ -381,10 +381,16 @@ class Conversations:
 
     # ---- while a prompt is read
 
+    def can_wait(self) -> bool:
+        """Whether a prompt is being read that `meanwhile` can set aside: not with an uncompressed
+        cache, or rows on a device.
+        """
+        return can_wait(self._llm)
+
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
         """A `with` block inside of `kv_progress`, in which `use` takes other conversations than the
-        one whose prompt is being read. See `edgekv.conversation.aside` for when, and for errors.
+        one whose prompt is being read, if `can_wait`. See `edgekv.conversation.aside` for errors.
         """
         reader, is_answer = self._current, self._is_answer
         with aside(self._llm):

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from edgekv.conversation.aside import can_wait
 from edgekv.conversation.pool import Conversations
 from edgekv.conversation.talk import Talk
 from edgekv.errors import BadInput
@@ -151,7 +150,7 @@ class Turns:
 
     def can_wait(self) -> bool:
         """Whether the prompt that is being read can wait for others, see `meanwhile`."""
-        return can_wait(self._llm)
+        return self._pool.can_wait()
 
     def is_short(self, prompt: Prompt, is_fresh: bool = False) -> bool:
         """Whether at most one ubatch of a prompt has to be read. Not while another one is read,

@@ -19,17 +19,21 @@ import edgekv
 
 
 class Worker(threading.Thread):
-    """Loads the model and answers the questions of one tab after the other.
+    """Loads a model and answers the questions of one tab after the other. While it reads a
+    document, it answers about those that it has read.
 
-    Events are (name, tab or None, value); a tab or the window has a method of each name.
+    asked: takes tabs, paths of models to go on with, and None for the end. Events are (name, tab or
+    None, value); a tab or the window has a method of each name.
     """
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         super().__init__(name="model")
-        self.asked: queue.SimpleQueue[Tab | None] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[Tab | str | None] = queue.SimpleQueue()
         self.events: queue.SimpleQueue[tuple[str, Tab | None, Any]] = queue.SimpleQueue()
-        self._model, self._options, self.is_closing = model, options, False
+        self._model: str | None = model
+        self._options, self.is_closing = options, False
         self._lock, self._current = threading.Lock(), None
+        self._later: list[Tab | str | None] = []  # taken from `asked` while a document was read
 
     def cancel(self, tab: Tab) -> None:
         """Stop the tab's question, whether it is answered now or waits."""
@@ -47,16 +51,34 @@ class Worker(threading.Thread):
         self.asked.put(None)
 
     def run(self) -> None:
-        try:
-            if self._options["kv_ratio"] < 1 and not edgekv.has_profile(self._model):
-                edgekv.make_profile(self._model, self._prepared)
-            with edgekv.Llama(self._model, kv_progress=self._read, **self._options) as self._llm:
-                self.events.put(("say", None, "ready"))
-                for tab in iter(self.asked.get, None):
-                    self._answer(tab)
-        except edgekv.EdgeKVError as error:
-            if not self.is_closing:
-                self.events.put(("fail", None, str(error)))
+        while self._model:
+            try:
+                self._model = self._use(self._model)
+            except edgekv.EdgeKVError as error:
+                self._model = self._without(str(error))
+
+    def _use(self, model: str) -> str | None:
+        """Answer with a model. Returns the one to go on with."""
+        self.events.put(("say", None, f"loading {Path(model).name}"))
+        if self._options["kv_ratio"] < 1 and not edgekv.has_profile(model):
+            edgekv.make_profile(model, self._prepared)
+        self._has_read: set[Tab] = set()
+        with edgekv.Llama(model, kv_progress=self._read, **self._options) as self._llm:
+            self.events.put(("say", None, f"{Path(model).name}: ready"))
+            while isinstance(one := self._next(), Tab):
+                self._answer(one)
+        return one
+
+    def _without(self, why: str) -> str | None:
+        """Wait for another model, as there is none."""
+        if not self.is_closing:
+            self.events.put(("fail", None, why))
+        while isinstance(one := self._next(), Tab):
+            self.events.put(("end", one, ("", None, why)))
+        return one
+
+    def _next(self) -> Tab | str | None:
+        return self._later.pop(0) if self._later else self.asked.get()
 
     def _prepared(self, done: int, total: int) -> None:
         if self.is_closing:
@@ -65,12 +87,25 @@ class Worker(threading.Thread):
 
     def _read(self, done: int, total: int) -> None:
         self.events.put(("read", self._current, (done, total)))
+        has_switch = bool(self._later) and not isinstance(self._later[-1], Tab)
+        if self.asked.empty() or has_switch or not self._llm.conversations.can_wait():
+            return
+        guest, reader = self.asked.get(), self._current
+        if guest not in self._has_read:
+            self._later.append(guest)
+            return
+        with self._llm.conversations.meanwhile():  # the document waits half read
+            self._answer(guest)
+        self._begin(reader)
 
-    def _answer(self, tab: Tab) -> None:
-        answer, stats, problem = "", None, ""
+    def _begin(self, tab: Tab) -> None:
         with self._lock:
             self._current = tab
             self._llm.kv_cancel(self.is_closing or tab.is_cancelled)
+
+    def _answer(self, tab: Tab) -> None:
+        answer, stats, problem = "", None, ""
+        self._begin(tab)
         try:
             # What the other documents' conversations have read stays in memory meanwhile.
             with self._llm.conversation(str(tab)):
@@ -79,6 +114,7 @@ class Worker(threading.Thread):
                     answer += piece
                     self.events.put(("write", tab, piece))
                 stats = self._llm.kv_stats()
+                self._has_read.add(tab)
         except edgekv.EdgeKVError as error:
             problem = "cancelled" if isinstance(error, edgekv.Cancelled) else str(error)
         with self._lock:
@@ -147,10 +183,11 @@ class Window(Tk):
 
     def __init__(self, model: str, documents: list[str], options: dict[str, Any]) -> None:
         super().__init__()
-        self.title(f"edgekv: {Path(model).name}")
+        self.title("edgekv")
         self.tabs = ttk.Notebook(self)
-        self.status = ttk.Label(self, text="loading the model")
-        ttk.Button(self, text="Open...", command=self.open).pack(anchor="w")
+        self.status = ttk.Label(self)
+        for text, command in (("Open...", self.open), ("Model...", self.use_model)):
+            ttk.Button(self, text=text, command=command).pack(anchor="w")
         self.status.pack(side="bottom", anchor="w")
         self.tabs.pack(fill="both", expand=True)
         self.worker = Worker(model, options)
@@ -167,6 +204,11 @@ class Window(Tk):
             except (OSError, UnicodeDecodeError) as error:
                 messagebox.showerror("edgekv", f"{path} cannot be read: {error}", parent=self)
 
+    def use_model(self, path: str = "") -> None:
+        """Questions from now on are for another model, which reads the documents anew."""
+        if path := path or filedialog.askopenfilename(parent=self, filetypes=[("GGUF", "*.gguf")]):
+            self.worker.asked.put(path)
+
     def take_events(self) -> None:
         is_over = not self.worker.is_alive()  # asked first: no event comes behind it
         while not self.worker.events.empty():
@@ -181,8 +223,8 @@ class Window(Tk):
         self.status["text"] = text
 
     def fail(self, text: str) -> None:
+        self.say("no model is loaded")
         messagebox.showerror("edgekv", text, parent=self)
-        self.worker.close()
 
 
 def main() -> None:
