@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -35,19 +35,37 @@ def test_pyinstaller_finds_the_hook():
     assert [path.name for path in Path(*folders).glob("hook-*")] == ["hook-edgekv.py"]
 
 
-@pytest.mark.slow
-def test_a_bundle_answers(tiny, tmp_path):
+def packed(app: Path, folder: Path) -> Path:
+    """The program that PyInstaller makes of a script."""
     pytest.importorskip("PyInstaller")
-    (tmp_path / "app.py").write_text(APP)
-    words = ["--log-level", "WARN", "--additional-hooks-dir", *hook_dirs(), "app.py"]
+    words = ["--log-level", "WARN", "--additional-hooks-dir", *hook_dirs(), str(app)]
     words += [word for name in HEAVY for word in ("--exclude-module", name)]
     made = subprocess.run(
-        [sys.executable, "-m", "PyInstaller", *words], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "PyInstaller", *words], cwd=folder, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr[-3000:]
+    return folder / "dist" / app.stem / app.stem
+
+
+def run(program: Path, *words: Path | str) -> subprocess.CompletedProcess[str]:
+    """Without what the tests' environment has for it, and without a display."""
     env = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
-    program = tmp_path / "dist" / "app" / "app"
-    said = subprocess.run(
-        [program, tiny("llama-gqa")], cwd=tmp_path, capture_output=True, text=True, env=env
+    return subprocess.run(
+        [program, *words], cwd=program.parent, capture_output=True, text=True, env=env
     )
+
+
+@pytest.mark.slow
+def test_a_bundle_answers(tiny, tmp_path):
+    (tmp_path / "app.py").write_text(APP)
+    said = run(packed(tmp_path / "app.py", tmp_path), tiny("llama-gqa"))
     assert said.stdout == "layers\n", said.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("_tkinter") is None, reason="needs Tk")
+def test_the_window_of_the_examples_is_bundled(tmp_path):
+    program = packed(ROOT / "examples" / "desktop" / "app.py", tmp_path)
+    assert "--kv-ratio" in run(program, "--help").stdout
+    said = run(program, "model.gguf").stderr
+    assert "no display name" in said, said  # Tcl and its own files are there
