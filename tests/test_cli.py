@@ -128,7 +128,6 @@ def test_a_missing_prompt_is_said_with_what_else_there_is(fake, tiny):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("show m", "edgekv info"),
         ("ps", "edgekv serve"),
         ("rm m", "edgekv models"),
         ("stop m", "Ctrl-C"),
@@ -138,6 +137,7 @@ def test_a_missing_prompt_is_said_with_what_else_there_is(fake, tiny):
         ("signin", "accounts"),
         ("create m -f x", "edgekv pack"),
         ("version", "edgekv --version"),
+        ("pull qwen3:4b", "ollama pull qwen3:4b"),
     ],
 )
 def test_ollamas_words_say_what_there_is_instead(line, says):
@@ -149,7 +149,9 @@ def test_ollamas_words_that_mean_the_same(monkeypatch):
     assert "'list'" in call("--help").stdout
     assert call("help run").stdout == call("run --help").stdout
     assert "no such" in refused(call("help nonsense")).lower()
-    assert call("ls --help").stdout.partition("\n")[2] == call("list -h").stdout.partition("\n")[2]
+    for word, own in (("ls", "list"), ("show", "info")):
+        first, second = (call(f"{x} --help").stdout.partition("\n")[2] for x in (word, own))
+        assert first == second
 
 
 def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):

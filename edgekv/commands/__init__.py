@@ -36,10 +36,9 @@ COMMANDS = (
 )
 """Each is the click command `command` of edgekv.commands.<name>, or the lab's."""
 
-ALIASES = {"list": "models", "ls": "models"}
+ALIASES = {"list": "models", "ls": "models", "show": "info"}
 """Ollama's words for commands."""
 INSTEAD = {
-    "show": "'edgekv info MODEL' says what a model is",
     "ps": "nothing runs behind your back; 'edgekv serve' lists what it has loaded at /api/ps",
     "stop": (
         "nothing runs behind your back; Ctrl-C ends a chat or a server, and a server of many models"

@@ -68,7 +68,10 @@ def wanted(name: str) -> Wanted:
     full = f"{user}/{repo}"
     safe = is_safe(file) and not quant if file else re.fullmatch(r"[\w.-]*", quant)
     if not _REPO.fullmatch(full) or ".." in full or "--" in full or not safe:
-        raise BadInput(f"'{name}' is no name of Hugging Face's; write USER/REPO or USER/REPO:QUANT")
+        what = f"'{name}' is no name of Hugging Face's; write USER/REPO or USER/REPO:QUANT"
+        if "/" not in name:
+            what += f"; 'ollama pull {name}' gets one of Ollama's, which is found here"
+        raise BadInput(what)
     return Wanted(full, quant, file)
 
 
