@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from edgekv.commands.options import EngineOptions
@@ -26,12 +25,7 @@ class Later:
     def __enter__(self) -> Later:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

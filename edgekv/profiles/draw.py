@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.base import plots
-from edgekv.errors import EdgeKVError
 from edgekv.profiles.file import Profile
 
 _WIDE = 24
@@ -62,17 +61,10 @@ def image(profile: Profile, ratio: float, path: str) -> None:
     Raises EdgeKVError if matplotlib is missing, BadInput if the file cannot be written or is no
     picture.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise EdgeKVError(
-            "a picture needs matplotlib; run: pip install 'edgekv[profile]'"
-        ) from None
     shares = np.where(profile.heads, profile.shares_at(ratio), np.nan)
-    figure = Figure(
-        figsize=(2.5 + 0.3 * shares.shape[1], 1.5 + 0.2 * shares.shape[0]), layout="constrained"
-    )
+    figure = plots.figure(2.5 + 0.3 * shares.shape[1], 1.5 + 0.2 * shares.shape[0])
+    from matplotlib.ticker import MaxNLocator  # there, if figures are
+
     axes = figure.add_subplot()
     picture = axes.imshow(
         shares, cmap="inferno", vmin=0, vmax=1, aspect="auto", interpolation="nearest"

@@ -46,7 +46,7 @@ class AdaKV:
     stats: ClassVar[tuple[str, ...]] = ()
 
     def start(self, plan: Plan) -> Spending:
-        return flat(plan) if free(plan) <= 0 else _PerLayer(flat(plan), plan, self.params.alpha)
+        return flat(plan) if free(plan) <= 0 else _PerLayer(flat(plan), self.params.alpha)
 
 
 class _PerLayer:
@@ -55,8 +55,8 @@ class _PerLayer:
     equal: what each head would get without competition.
     """
 
-    def __init__(self, equal: Fixed, plan: Plan, alpha: float) -> None:
-        self._equal, self._have, self._alpha = equal.counts, plan.have, alpha
+    def __init__(self, equal: Fixed, alpha: float) -> None:
+        self._equal, self._alpha = equal.counts, alpha
         self._counts = np.zeros_like(equal.counts)
 
     def update(self, i: int, scores: NDArray[np.float32], layer: LayerStats) -> NDArray[np.int32]:

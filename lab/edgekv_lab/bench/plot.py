@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.base import plots
 from edgekv.base.sizes import MIB
+from edgekv_lab import plotting
 from edgekv_lab.bench import reads
 
 if TYPE_CHECKING:
@@ -88,18 +89,18 @@ def _figure(
     ):
         _panel(axes, label, lines, value)
     numbers = [len(r["samples_ts"]) for line in lines for r in line.records]
-    plots.head(figure, title, [*about, plots.counted(min(numbers), max(numbers))])
-    plots.legend(figure, figure.axes[0])
+    plotting.head(figure, title, [*about, plotting.counted(min(numbers), max(numbers))])
+    plotting.legend(figure, figure.axes[0])
     return figure
 
 
 def _panel(axes: Axes, label: str, lines: Sequence[Line], value: Value) -> None:
-    style = plots.styles([x.name for x in lines], [x.name for x in lines if x.is_full])
+    style = plotting.styles([x.name for x in lines], [x.name for x in lines if x.is_full])
     for line in lines:
         points = [(r["n_depth"], y) for r in line.records if (y := value(r)) is not None]
         axes.plot([x for x, _ in points], [y for _, y in points], **style[line.name])
     contexts = sorted({r["n_depth"] for line in lines for r in line.records})
-    plots.ticks(axes, contexts, [f"{n:,}" for n in contexts])
+    plotting.ticks(axes, contexts, [f"{n:,}" for n in contexts])
     highest = max(
         (y for r in (r for line in lines for r in line.records) if (y := value(r))), default=1
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv.base import plots
+from edgekv_lab import plotting
 from edgekv_lab.eval.evaluate import RANDOM
 from edgekv_lab.eval.perplexity import FULL
 from edgekv_lab.eval.sample import Measure, Outcome, Row
@@ -44,7 +45,7 @@ def curves(table: Table) -> Figure:
     figure = plots.figure(7.5, 5.2)
     axes = figure.add_subplot()
     names = list(dict.fromkeys(map(_name, rows)))
-    style = plots.styles(names, [name for name in names if name.startswith(FULL)])
+    style = plotting.styles(names, [name for name in names if name.startswith(FULL)])
     lines = [name for name in names if not name.startswith(FULL)]
     for name in names:
         points = {
@@ -71,7 +72,7 @@ def curves(table: Table) -> Figure:
             **line,
         )
     shares = sorted({row.ratio for row in rows if row.ratio < 1} or {1.0})
-    plots.ticks(axes, shares, [f"{100 * share:g} %" for share in shares])
+    plotting.ticks(axes, shares, [f"{100 * share:g} %" for share in shares])
     axes.set(
         xlabel="KV bytes, share of the full f16 cache",
         ylabel=measure.label,
@@ -82,8 +83,8 @@ def curves(table: Table) -> Figure:
     else:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    plots.head(figure, f"{_title(table)}: {measure.label}", [*table.about, _counted(rows)])
-    plots.legend(figure, axes)
+    plotting.head(figure, f"{_title(table)}: {measure.label}", [*table.about, _counted(rows)])
+    plotting.legend(figure, axes)
     return figure
 
 
@@ -135,8 +136,8 @@ def heat_map(table: Table) -> Figure:
         for cell in _in_cells(outcomes, lengths, n_depths)
         if cell
     ]
-    about = [*table.about, plots.counted(min(together), max(together))]
-    plots.head(figure, _title(table), about)
+    about = [*table.about, plotting.counted(min(together), max(together))]
+    plotting.head(figure, _title(table), about)
     return figure
 
 
@@ -175,7 +176,7 @@ def _name(row: Row) -> str:
 
 def _counted(rows: dict[Row, list[Outcome]]) -> str:
     numbers = [len(outcomes) for outcomes in rows.values()]
-    return plots.counted(min(numbers), max(numbers))
+    return plotting.counted(min(numbers), max(numbers))
 
 
 def _title(table: Table) -> str:
