@@ -66,7 +66,9 @@ def ask(server: Server, name: str, messages: Messages) -> tuple[int, int]:
     """Tokens of the prompt, and those that were known before. The answer joins the messages."""
     body = {"model": name, "messages": messages, "max_tokens": 4, "temperature": 0}
     reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
-    said = reply.raise_for_status().json()
+    if reply.status_code != 200:
+        raise SystemExit(f"{name} does not answer: {reply.text}\n{server.log()}")
+    said = reply.json()
     messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
     usage = said["usage"]
     return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ def text(n_tokens: int, seed: int) -> str:
     """About so many tokens of a tiny model, which takes most letters for one."""
     letters = random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=max(n_tokens, 5))
     return " ".join("".join(letters[i : i + 5]) for i in range(0, len(letters), 6))
+
+
+CALL: Message = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "read", "arguments": '{"path": "/a/b.py"}'},
+}
 
 
 def tools(n_tokens: int) -> list[dict[str, Any]]:
@@ -193,14 +200,23 @@ class Step:
 
 class Session:
     """What one agent asks. restart: ends the server and starts it again, returns its address;
-    scale: of all numbers of tokens.
+    scale: of all numbers of tokens; new: what is new in each request, for a server that does not
+    count it.
     """
 
-    def __init__(self, agent: str, url: str, restart: Callable[[], str], scale: float) -> None:
+    def __init__(
+        self,
+        agent: str,
+        url: str,
+        restart: Callable[[], str],
+        scale: float,
+        new: Iterable[int] = (),
+    ) -> None:
         self._body, self._said = AGENTS[agent]
         self._url, self._restart, self._scale = url, restart, scale
         self._before: list[list[Message]] = []
         self._tools = tools(self._n(N_SYSTEM) // 2)
+        self._new = iter(new)
         self._client = httpx.Client(timeout=PATIENCE)
 
     def _n(self, n: int) -> int:
@@ -248,11 +264,16 @@ class Session:
         results[EDITED]["content"] = "cleared"
 
     def _answer(self, talk: Talk, result: str) -> None:
-        call = talk.messages[-1]["tool_calls"][0]
+        said = talk.messages[-1]
+        if not said.get("tool_calls"):  # a server that did not hold the model to one
+            said |= {"content": None, "tool_calls": [CALL]}
+        call = said["tool_calls"][0]
         talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
     def _asked(self, name: str, talk: Talk) -> Step:
-        n_new = self._count(talk, talk.all) - self._n_known(talk)
+        n_new = next(self._new, -1)
+        if n_new < 0:
+            n_new = self._count(talk, talk.all) - self._n_known(talk)
         path, body = self._body(talk)
         reply = self._client.post(f"{self._url}/{path}", json={**body, "model": "x"})
         message, n, n_cached = self._said(reply.raise_for_status().json())
