@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from edgekv_lab import experiments, record
 
-SHARED = {"__init__", "checkout", "experiment", "prompts"}
+SHARED = {"__init__", "checkout", "experiment", "prompts", "server"}
 
 
 def typed(*words: str) -> Result:

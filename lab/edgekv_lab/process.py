@@ -17,6 +17,15 @@ import edgekv
 import edgekv_lab
 from edgekv.errors import BadInput, EdgeKVError
 
+ROOTS = [str(Path(*package.__path__[:1]).parent) for package in (edgekv, edgekv_lab)]
+"""Folders of the packages, so that a process has the same, whatever lies in the current folder."""
+
+
+def edgekv_line(*words: str) -> list[str]:
+    """The command line `edgekv WORDS` of this very edgekv."""
+    code = f"import sys; sys.path[:1] = {ROOTS!r}; from edgekv.__main__ import main; main()"
+    return [sys.executable, "-c", code, *words]
+
 
 def call(
     function: str,
@@ -30,12 +39,10 @@ def call(
     Raises BadInput if the function refuses the request, EdgeKVError if the process dies.
     """
     what = what or function
-    # the same packages, whatever lies in the current folder
-    roots = [str(Path(*package.__path__[:1]).parent) for package in (edgekv, edgekv_lab)]
     # Ctrl-C reaches both processes, and one of them says enough
     quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
     code = (
-        f"{quiet}; import sys; sys.path[:1] = {roots!r}; "
+        f"{quiet}; import sys; sys.path[:1] = {ROOTS!r}; "
         f"from edgekv_lab.process import answer; answer({function!r})"
     )
     done = subprocess.run(

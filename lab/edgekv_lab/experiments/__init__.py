@@ -13,10 +13,12 @@ from edgekv.commands import SETTINGS, Group
 from edgekv.version import __version__
 
 NAMES = (
+    "agents",
     "archive-edits",
     "archive-limited",
     "busy",
     "dialogue",
+    "drafts",
     "engine",
     "first-word",
     "fit",
@@ -25,9 +27,16 @@ NAMES = (
     "prefill",
     "products",
     "quality",
+    "recall",
+    "rivals",
+    "same-answer",
     "second-turn",
+    "serve",
     "share",
     "small-memory",
+    "soak",
+    "stalls",
+    "switches",
 )
 """Each is the click command `command` of a module beside this one."""
 

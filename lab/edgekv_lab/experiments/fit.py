@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from edgekv_lab.experiments.experiment import (
     say,
     sheet,
 )
+from edgekv_lab.process import edgekv_line
 
 MIB = 2**20
 POINTS = (
@@ -102,7 +102,7 @@ def planned(path: str, point: Point, ngl: int) -> dict[str, Any]:
     """The point as `edgekv fit --json` describes it."""
     kept = f"-ctk {point.kind} --ratios {point.ratio:g} --kv-method {METHOD}"
     line = f"fit -c {point.n_ctx} {kept} --memory 1024GiB --json{'' if ngl else ' --device CPU'}"
-    words = [sys.executable, "-m", "edgekv", *line.split(), "-m", path]
+    words = edgekv_line(*line.split(), "-m", path)
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise EdgeKVError("edgekv fit failed; what it said stands above")

@@ -8,7 +8,6 @@ context is too small, is said in one line and left out.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from edgekv.commands.declare import option
 from edgekv_lab import record
 from edgekv_lab.experiments.experiment import THREADS, Options, experiment, say, sheet
+from edgekv_lab.process import edgekv_line
 
 FULL = "f16,q8_0,q5_1,q4_0"
 METHODS = "auto;snapkv;adakv;streaming"
@@ -105,8 +105,6 @@ def measured(model: str, name: str, o: Options) -> list[record.Record]:
         words += ["--predictions", str(done.with_suffix(".jsonl"))]
         begin = time.monotonic()
         say(f"{done.stem} ...")
-        code = subprocess.run(
-            [sys.executable, "-m", "edgekv", *words], stdout=subprocess.DEVNULL
-        ).returncode
+        code = subprocess.run(edgekv_line(*words), stdout=subprocess.DEVNULL).returncode
         say(f"{done.stem}: {code or 'done'}, {time.monotonic() - begin:,.0f} s")
     return list(record.read(done).values()) if done.exists() else []

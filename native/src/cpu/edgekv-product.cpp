@@ -88,7 +88,7 @@ static bool multiplies_f32(ggml_type type) {
 }
 
 // Whether unpacked weights are multiplied by VNNI: what is unpacked once then pays for fewer tokens
-// than elsewhere, where that was not measured (benchmarks/drafts.py --rows)
+// than elsewhere, where that was not measured (edgekv-lab drafts --rows)
 static bool is_quick(ggml_type type) {
 #if EDGEKV_INT8 && (defined(__AVX512VNNI__) || defined(__AVXVNNI__))
     return with_words(type, [](auto words) { return words.LEVELS; });

@@ -1,18 +1,14 @@
 """What `edgekv serve` without a model does when models take turns.
 
-    python benchmarks/switches.py [-m MODEL] [--switches 100] [--words="--kv-ratio 0.2"]
-
 Three links to the model's file are three models. In turns: each one is asked three times, and has
 its conversation back from --cache-disk, while --models-memory is one and a half times what the
 first one took. Crash: with two models loaded one's process is killed (kill -9). Switches: two
 models in turns, one loaded at a time; memory of the router's own process along the way. Without
--m the model is one of the tests' tiny ones. Markdown goes to standard output.
+-m the model is one of the tests' tiny ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import threading
 import time
@@ -23,40 +19,41 @@ from pathlib import Path
 import httpx
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
-
-from process import heading  # noqa: E402
-from served import MIB, PATIENCE, Server, serving  # noqa: E402
-
-from tests import models  # noqa: E402
+from edgekv.commands.declare import option
+from edgekv.commands.values import COUNT
+from edgekv.errors import EdgeKVError
+from edgekv_lab.experiments.checkout import root
+from edgekv_lab.experiments.experiment import Options, experiment, sheet
+from edgekv_lab.experiments.server import MIB, PATIENCE, Server, serving
 
 NAMES = ("one", "two", "three")
 QUESTIONS = ("the rain in the air is an art " * 40, "abc", "def")
 LOOK_S = 0.02
 
 
-def main() -> None:
-    options = parse()
+@experiment(
+    option("-m --model", help="A file; without it a tiny one of the tests."),
+    option("--switches", type=COUNT, default=100, help="How often models take turns."),
+    option("--words", default="", help="Further ones of the server's command line."),
+)
+def command(o: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        path = Path(options.model or models.write("llama-gqa", place)).resolve()
+        path = Path(o.model or tiny(place)).resolve()
         (place / "models").mkdir()
         for name in NAMES:
             (place / "models" / f"{name}.gguf").hardlink_to(path)
-        words = ["--models-dir", str(place / "models"), "-c", "2048", *options.words.split()]
-        print(heading("switches.py"))
-        print_turns(words, place)
-        print_crash(words)
-        print_switches(words, options.switches)
+        words = ["--models-dir", str(place / "models"), "-c", "2048", *o.words.split()]
+        show_turns(words, place)
+        show_crash(words)
+        show_switches(words, o.switches)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-m", "--model")
-    parser.add_argument("--switches", type=int, default=100)
-    parser.add_argument("--words", default="")
-    return parser.parse_args()
+def tiny(folder: Path) -> str:
+    root()
+    from tests import models
+
+    return str(models.write("llama-gqa", folder))
 
 
 Messages = list[dict[str, str]]
@@ -67,7 +64,7 @@ def ask(server: Server, name: str, messages: Messages) -> tuple[int, int]:
     body = {"model": name, "messages": messages, "max_tokens": 4, "temperature": 0}
     reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
     if reply.status_code != 200:
-        raise SystemExit(f"{name} does not answer: {reply.text}\n{server.log()}")
+        raise EdgeKVError(f"{name} does not answer: {reply.text}\n{server.log()}")
     said = reply.json()
     messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
     usage = said["usage"]
@@ -102,7 +99,7 @@ def peak_of_children(server: Server) -> Iterator[list[int]]:
         thread.join()
 
 
-def print_turns(words: list[str], place: Path) -> None:
+def show_turns(words: list[str], place: Path) -> None:
     words = [*words, "--cache-disk", str(place / "disk")]
     with serving(words) as server:
         ask(server, NAMES[0], [{"role": "user", "content": "abc"}])
@@ -110,22 +107,22 @@ def print_turns(words: list[str], place: Path) -> None:
     limit = alone * 3 // 2
     talks: dict[str, Messages] = {name: [] for name in NAMES}
     print(f"\nOne model takes {alone / MIB:.0f} MiB, three may take {limit / MIB:.0f} MiB.\n")
-    print("| turn | " + " | ".join(f"{name}: tokens, known" for name in NAMES) + " |")
-    print("|---|" + "---|" * len(NAMES))
+    columns = [(f"{name}: tokens, known", "{:,}, {:,}") for name in NAMES]
     with (
         serving([*words, "--models-memory", str(limit)]) as server,
         peak_of_children(server) as most,
+        sheet(("turn", "{}"), *columns, name="turns") as table,
     ):
         for turn, question in enumerate(QUESTIONS, 1):
             cells = []
             for name, talk in talks.items():
                 talk.append({"role": "user", "content": question})
-                cells.append("{:,}, {:,}".format(*ask(server, name, talk)))
-            print(f"| {turn} | {' | '.join(cells)} |")
+                cells.append(ask(server, name, talk))
+            table.add(turn, *cells)
     print(f"\nAll processes of models took {most[0] / MIB:.0f} MiB at most.\n")
 
 
-def print_crash(words: list[str]) -> None:
+def show_crash(words: list[str]) -> None:
     with serving(words) as server:
         for name in NAMES[:2]:
             ask(server, name, [{"role": "user", "content": "abc"}])
@@ -137,9 +134,11 @@ def print_crash(words: list[str]) -> None:
     print(f"One process was killed: the other {'stayed' if stays else 'ended'}, both answer.\n")
 
 
-def print_switches(words: list[str], n: int) -> None:
-    print("| switches | router MiB | models' MiB | seconds a switch |\n|---|---|---|---|")
-    with serving([*words, "--models-max", "1"]) as server:
+def show_switches(words: list[str], n: int) -> None:
+    with (
+        serving([*words, "--models-max", "1"]) as server,
+        sheet(*SWITCHES, name="switches") as table,
+    ):
         begin, marks = time.monotonic(), {1, n // 10, n // 2, n}
         for i in range(1, n + 1):
             ask(server, NAMES[i % 2], [{"role": "user", "content": "abc"}])
@@ -147,8 +146,12 @@ def print_switches(words: list[str], n: int) -> None:
                 own = rss(psutil.Process(server.process.pid)) / MIB
                 others = sum(map(rss, children(server))) / MIB
                 each = (time.monotonic() - begin) / i
-                print(f"| {i} | {own:.1f} | {others:.0f} | {each:.1f} |", flush=True)
+                table.add(i, own, others, each)
 
 
-if __name__ == "__main__":
-    main()
+SWITCHES = (
+    ("switches", "{}"),
+    ("router MiB", "{:.1f}"),
+    ("models' MiB", "{:.0f}"),
+    ("seconds a switch", "{:.1f}"),
+)

@@ -1,8 +1,5 @@
 """Answers with tokens that are looked up again: the page docs/results/recall.md.
 
-    python benchmarks/recall.py -m MODEL.gguf -f squad.json --lengths 3600 -n 12 -o NAME.json
-    python benchmarks/recall.py -m MODEL.gguf --needles 20 --lengths 16000 --caches 0.2,0.05+0.05
-
 The questions of `edgekv eval answers`, or for numbers that are hidden in one text, are asked after
 the text was compressed. The full f16 cache answers; every other cache is judged by the KL
 divergence along that answer, at its first token, by the share of tokens that are the same, and by
@@ -15,46 +12,49 @@ sums in another order.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, groupby
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+import numpy as np
+from numpy.typing import NDArray
 
-import numpy as np  # noqa: E402
-from process import machine  # noqa: E402
-
-import edgekv  # noqa: E402
-from edgekv import llama_cpp  # noqa: E402
-from edgekv.base.markdown import table  # noqa: E402
-from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
-from edgekv.models.demo import demo_path  # noqa: E402
-from edgekv_lab.eval.haystack import Count, fill, room  # noqa: E402
-from edgekv_lab.eval.interval import interval  # noqa: E402
-from edgekv_lab.eval.prompt import EvalPrompt, prompt  # noqa: E402
-from edgekv_lab.eval.sample import Sample, SampleRequest  # noqa: E402
-from edgekv_lab.eval.sentences import sentences  # noqa: E402
-from edgekv_lab.eval.tasks import answers, needle  # noqa: E402
+import edgekv
+from edgekv import llama_cpp
+from edgekv.commands.declare import Decorator, option
+from edgekv.commands.values import COUNT, FROM_ZERO
+from edgekv.learn.divergence import divergence, log_softmax
+from edgekv_lab.eval.haystack import Count, fill, room
+from edgekv_lab.eval.interval import interval
+from edgekv_lab.eval.prompt import EvalPrompt, prompt
+from edgekv_lab.eval.sample import Sample, SampleRequest
+from edgekv_lab.eval.sentences import sentences
+from edgekv_lab.eval.tasks import answers, needle
+from edgekv_lab.experiments.experiment import (
+    AUTO,
+    MODEL,
+    THREADS,
+    Options,
+    experiment,
+    many,
+    sheet,
+)
 
 FULL = "f16"
 KINDS = {"f16": 1, "q8_0": 8, "q4_0": 2}
-HEADS = (
-    "cache",
-    "memory, MiB",
-    "share",
-    "KL",
-    "interval",
-    "first token",
-    "same token",
-    "same answer",
-    "question, s",
-    "next word, ms",
+COLUMNS = (
+    ("cache", ""),
+    ("memory, MiB", "{:.1f}"),
+    ("share", "{:.1f} %"),
+    ("KL", "{:.4f}"),
+    ("interval", "{:.4f} to {:.4f}"),
+    ("first token", "{:.4f}"),
+    ("same token", "{:.1f} %"),
+    ("same answer", "{} of {}"),
+    ("question, s", "{:.2f}"),
+    ("next word, ms", "{:.0f}"),
 )
 
 
@@ -71,6 +71,9 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
     return edgekv.Llama(model, n_ctx=n_ctx, n_threads=threads, verbose=False, **how)
 
 
+Logits = NDArray[np.float32]
+
+
 class Asker:
     """A model with one cache, which is asked question after question behind the same text."""
 
@@ -82,11 +85,10 @@ class Asker:
         self.llm.eval(text)
         self.n = len(text)
 
-    def ask(self, question: Sequence[int]) -> np.ndarray:
+    def ask(self, question: Sequence[int]) -> Logits:
         """Logits [n_vocab] behind the text and a question: what came behind the text is taken
         back."""
-        self.llm._ctx.kv_cache_seq_rm(-1, self.n, -1)
-        self.llm.n_tokens = self.n
+        assert self.llm.back_to(self.n)
         return self.step(question)
 
     def n_bytes(self) -> tuple[int, int]:
@@ -94,17 +96,18 @@ class Asker:
         stats = self.llm.kv_stats()
         return stats.n_bytes_used, stats.n_bytes_full
 
-    def step(self, tokens: Sequence[int]) -> np.ndarray:
+    def step(self, tokens: Sequence[int]) -> Logits:
         self.llm.eval(tokens)
-        return np.ctypeslib.as_array(self.llm._ctx.get_logits_ith(-1), (self.llm.n_vocab(),)).copy()
+        logits: Logits = self.llm.logits().copy()
+        return logits
 
 
-Answer = tuple[list[int], np.ndarray]
+Answer = tuple[list[int], Logits]
 
 
 def of_full(asker: Asker, question: Sequence[int], most: int) -> Answer:
     """The full cache's answer, and the log-probabilities it was chosen by."""
-    vocab = llama_cpp.llama_model_get_vocab(asker.llm._model.model)
+    vocab = llama_cpp.llama_model_get_vocab(asker.llm.model)
     logits, tokens, found = asker.ask(question), list[int](), []
     while True:
         found.append(logits)
@@ -117,8 +120,8 @@ def of_full(asker: Asker, question: Sequence[int], most: int) -> Answer:
 class Judged(NamedTuple):
     """kl, same [n]: of an answer's tokens; seconds of the question, and of a token behind it."""
 
-    kl: np.ndarray
-    same: np.ndarray
+    kl: NDArray[Any]
+    same: NDArray[Any]
     question: float
     word: float
 
@@ -184,76 +187,56 @@ def hidden(n: int, n_tokens: int, count: Count) -> list[Sample]:
     ]
 
 
-def questions(o: argparse.Namespace, llm: Any) -> list[EvalPrompt]:
+def questions(o: Options, llm: Any) -> list[EvalPrompt]:
     def tokenize(text: str) -> list[int]:
-        return llm.tokenize(text.encode(), add_bos=False)
+        found: list[int] = llm.tokenize(text.encode(), add_bos=False)
+        return found
 
     if o.needles:
         samples = hidden(o.needles, o.lengths, lambda text: len(tokenize(text)))
     else:
-        request = SampleRequest(0, o.skip + o.n, tokenize, (o.lengths,), tuple(o.file))
+        request = SampleRequest(0, o.skip + o.n, tokenize, (o.lengths,), tuple(o.files))
         samples = list(answers.samples(request))[o.skip :]
     return [prompt(llm, sample, False, False) for sample in samples]
 
 
-def options(about: str, caches: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-f", "--file", action="append", default=[])
-    parser.add_argument("-n", type=int, default=12)
-    parser.add_argument("--skip", type=int, default=0, help="questions before the first one")
-    parser.add_argument("--needles", type=int, default=0, help="numbers in one text; then no file")
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--lengths", type=int, default=3600)
-    parser.add_argument("--method", default="auto")
-    parser.add_argument("--caches", default=caches)
-    parser.add_argument("-o", "--output")
-    o = parser.parse_args()
-    o.model = str(demo_path()) if o.model == "demo" else o.model
-    return o
+def asked(caches: str) -> tuple[Decorator, ...]:
+    """The options. caches: those that are measured where nobody names any."""
+    return (
+        MODEL,
+        option("-f --file files", multiple=True, help="As of `edgekv eval answers`."),
+        option("-n n", type=COUNT, default=12, help="Questions."),
+        option("--skip", type=FROM_ZERO, default=0, help="Questions before the first one."),
+        option("--needles", type=FROM_ZERO, default=0, help="Numbers in one text; then no file."),
+        THREADS,
+        option("--lengths", type=COUNT, default=3600, help="Tokens of a text."),
+        AUTO,
+        option("--caches", default=caches, callback=many(str), help="Beside the full f16 cache."),
+    )
 
 
-def asker(o: argparse.Namespace, cache: str) -> Asker:
+def asker(o: Options, cache: str) -> Asker:
     return Asker(load(o.model, o.lengths + 512, cache, o.method, o.threads))
 
 
-def main() -> None:
-    measure(options(__doc__ or "", "q8_0,q4_0,0.2,0.1,0.05,0.2+0.05,0.1+0.05,0.1+0.02"), asker)
+@experiment(*asked("q8_0,q4_0,0.2,0.1,0.05,0.2+0.05,0.1+0.05,0.1+0.02"))
+def command(o: Options) -> None:
+    measure(o, asker)
 
 
-def measure(o: argparse.Namespace, make: Callable[[argparse.Namespace, str], Asker]) -> None:
-    """Print the table of o.caches, each as `make` makes it."""
+def measure(o: Options, make: Callable[[Options, str], Asker]) -> None:
+    """The table of o.caches, each as `make` makes it."""
     full = make(o, FULL)
-    llm = full.llm
-
-    prompts = questions(o, llm)
+    prompts = questions(o, full.llm)
     whole: list[Answer] = []
     for text, some in texts(prompts):
         full.read(text)
         whole += [of_full(full, one.rest, answers.ANSWER_TOKENS) for _, one in some]
-    rows = [row(f"full {FULL}", full, prompts, whole)]
-    llm.close()
-    for cache in o.caches.split(","):
-        one = make(o, cache)
-        name = cache if cache[0].isdigit() else f"full {cache}"
-        rows.append(row(name, one, prompts, whole))
-        one.llm.close()
-        print(rows[-1], file=sys.stderr, flush=True)
-    nats, share = "{:.4f}", "{:.1f} %"
-    forms = ["", "{:.1f}", share, nats, f"{nats} to {nats}", nats, share]
-    forms += ["{} of {}", "{:.2f}", "{:.0f}"]
-    cells = [
-        [
-            form.format(*x) if isinstance(x, list) else (form or "{}").format(x)
-            for form, x in zip(forms, r)
-        ]
-        for r in rows
-    ]
-    print(table(list(HEADS), cells, HEADS[:1]), end="")
-    if o.output:
-        found = {"columns": list(zip(HEADS, forms)), "rows": rows, "machine": machine()}
-        Path(o.output).write_text(json.dumps(found, indent=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    with sheet(*COLUMNS) as table:
+        table.add(*row(f"full {FULL}", full, prompts, whole))
+        full.llm.close()
+        for cache in o.caches:
+            one = make(o, cache)
+            name = cache if cache[0].isdigit() else f"full {cache}"
+            table.add(*row(name, one, prompts, whole))
+            one.llm.close()

@@ -1,22 +1,16 @@
 """Whether a request has one answer, however often and after whatever it is asked.
 
-    python benchmarks/same_answer.py [-m MODEL] [--prompts 200] [--longest 3000] [--tokens 24]
-                                     [--caches "1:f16;0.2:auto"] [--threads 1]
-
 Prompts of 1 to --longest tokens, their lengths spread by logarithm, are asked greedily in ten ways:
 at first, at once again, after the others, read anew, in turns with others, after a restart with
 --cache-disk, with so little --cache-ram that all wait on disk, or are forgotten. Each answer is
 compared with that of a server that remembers nothing and answers one at a time. The cells are
 answers that have other tokens / only other log-probabilities, in any bit. --caches: ratio and cache
-type; auto: no type is named. Markdown goes to standard output, progress and what differs to
-standard error.
+type; auto: no type is named. What differs goes to standard error.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,18 +18,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import httpx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-sys.path.append(str(ROOT))
-
-from process import heading  # noqa: E402
-from served import PATIENCE, Server, prepare, serving, tokens_of  # noqa: E402
-
-from edgekv_lab.eval.sentences import sentences  # noqa: E402
+from edgekv.commands.declare import option
+from edgekv.commands.values import COUNT
+from edgekv_lab.eval.sentences import sentences
+from edgekv_lab.experiments.experiment import (
+    MODEL,
+    Options,
+    experiment,
+    many,
+    say,
+    sheet,
+    tokens,
+)
+from edgekv_lab.experiments.server import PATIENCE, Server, prepare, serving, tokens_of
 
 CACHES = "0.2:auto;0.1:auto;1:f16;0.2:f16;0.1:f16;1:q8_0;0.2:q8_0;0.1:q8_0"
 LITTLE = ("--cache-ram", "1")
@@ -62,28 +60,23 @@ class Answer:
     logprobs: tuple[float, ...]
 
 
-def main() -> None:
-    options = parse()
-    prepare(options.model)
-    print(heading("same_answer.py"))
-    print(f"| ratio | cache | prompts | {' | '.join(WAYS)} |\n| ---: | ---{' | ---:' * 11} |")
-    for cache in options.caches.split(";"):
-        ratio, kind = cache.split(":")
-        found = Cache(options, ratio, kind).measured()
-        n = options.prompts
-        cells = (f"{found[way].n_answers} / {found[way].n_logits}" for way in WAYS)
-        print(f"| {ratio} | {kind} | {n} | {' | '.join(cells)} |", flush=True)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", default="demo")
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--longest", type=int, default=3000, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=24, help="of an answer")
-    parser.add_argument("--caches", default=CACHES)
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args()
+@experiment(
+    MODEL,
+    option("--prompts", type=COUNT, default=200, help="Prompts."),
+    option("--longest", type=COUNT, default=3000, help="Tokens of a prompt at most."),
+    tokens(24, "an answer"),
+    option("--caches", default=CACHES, callback=many(str, ";"), help="RATIO:TYPE, between ;."),
+    option("-t --threads", type=COUNT, default=1, help="CPU threads."),
+)
+def command(o: Options) -> None:
+    prepare(o.model)
+    columns = ("ratio", "{:g}"), ("cache", ""), ("prompts", "{:,}")
+    with sheet(*columns, *((way, "{} / {}") for way in WAYS)) as table:
+        for cache in o.caches:
+            ratio, kind = cache.split(":")
+            found = Cache(o, ratio, kind).measured()
+            counts = ([found[way].n_answers, found[way].n_logits] for way in WAYS)
+            table.add(float(ratio), kind, o.prompts, *counts)
 
 
 @dataclass
@@ -97,10 +90,10 @@ class Difference:
 class Cache:
     """A ratio and a cache type, and the servers that have them."""
 
-    def __init__(self, options: argparse.Namespace, ratio: str, kind: str) -> None:
-        self._options, self._name = options, f"{ratio}:{kind}"
-        words = ["-m", options.model, "--kv-ratio", ratio, "-t", str(options.threads)]
-        self._words = [*words, "-c", str(options.longest + 512), "--max-queue", "1000"]
+    def __init__(self, o: Options, ratio: str, kind: str) -> None:
+        self._options, self._name = o, f"{ratio}:{kind}"
+        words = ["-m", o.model, "--kv-ratio", ratio, "-t", str(o.threads)]
+        self._words = [*words, "-c", str(o.longest + 512), "--max-queue", "1000"]
         if kind != "auto":
             self._words += ["-ctk", kind, "-ctv", kind]
         self._prompts: list[list[int]] = []
@@ -149,7 +142,7 @@ class Cache:
             yield one, turns
 
     def _order(self, way: str) -> list[int]:
-        print(f"{time.strftime('%H:%M:%S')} {self._name} {way}", file=sys.stderr, flush=True)
+        say(f"{time.strftime('%H:%M:%S')} {self._name} {way}")
         order = list(range(len(self._prompts)))
         random.Random(way).shuffle(order)
         return order
@@ -177,21 +170,15 @@ class Cache:
         self._found[way].n_logits += not is_other
         pairs = zip(answer.logprobs, right.logprobs, strict=False)
         first = next((n for n, (mine, its) in enumerate(pairs) if mine != its), -1)
-        print(
+        say(
             f"{self._name} {way}: prompt {i} of {len(self._prompts[i])} tokens has other"
-            f" {'tokens' if is_other else 'log-probabilities'}, from token {first} on",
-            file=sys.stderr,
-            flush=True,
+            f" {'tokens' if is_other else 'log-probabilities'}, from token {first} on"
         )
 
 
-def prompts_of(server: Server, options: argparse.Namespace) -> Iterator[list[int]]:
+def prompts_of(server: Server, o: Options) -> Iterator[list[int]]:
     """Each is the beginning of a text of its own."""
-    for i in range(options.prompts):
-        n = round(options.longest ** (i / max(options.prompts - 1, 1)))
+    for i in range(o.prompts):
+        n = round(o.longest ** (i / max(o.prompts - 1, 1)))
         text = " ".join(islice(sentences(random.Random(i)), n // 8 + 2))
         yield tokens_of(server, text)[:n]
-
-
-if __name__ == "__main__":
-    main()

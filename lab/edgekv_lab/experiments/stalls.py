@@ -1,26 +1,20 @@
 """What `edgekv serve` does to others while somebody asks for too much.
 
-    python benchmarks/stalls.py [-m demo] [--kv-ratio 0.2] [--threads 2] [--only WORDS]
-                                [--scale 1] [--patience 300]
-
 Each row is a server of its own. Another client's stream runs, a third one asks for /health, and a
-fourth one a short question, again and again, from addresses and a process of their own: the
-longest time without a token, and until an answer; tokens a second. RSS is that before, and the most
-until the answers came. The end: the same once more, and SIGTERM after a second. --scale: a share of
-sizes and counts, for a quick look; --only: rows whose name has these words. Markdown goes to
-standard output, progress to standard error.
+fourth one a short question, again and again, from addresses and a process of their own: the longest
+time without a token, and until an answer; tokens a second. RSS is that before, and the most until
+the answers came. The end: the same once more, and SIGTERM after a second. --scale: a share of sizes
+and counts, for a quick look; --only: rows whose name has these words.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import random
 import re
 import resource
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -35,42 +29,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-sys.path.append(str(ROOT))
-
-from process import heading  # noqa: E402
-from served import MIB, PATIENCE, Server, add_model, tokens_of, words_of  # noqa: E402
-
-from edgekv_lab.eval.sentences import sentences  # noqa: E402
+from edgekv.commands.declare import option
+from edgekv.commands.values import Finite
+from edgekv_lab.eval.sentences import sentences
+from edgekv_lab.experiments.experiment import Options, experiment, say, sheet
+from edgekv_lab.experiments.server import (
+    MIB,
+    PATIENCE,
+    SERVED,
+    Server,
+    tokens_of,
+    words_of,
+)
 
 STREAMS, LOOKS, ASKS, FLOODS = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"
 """Addresses of clients."""
 WATCHED = ("stream", "/health", "question")
 WARM_S = 2.0
-
-
-def main() -> None:
-    options = parse()
-    print(heading("stalls.py"))
-    print(
-        "| request | answers | seconds | stream's longest gap, s | tokens/s | /health at most, s |"
-        " question at most, s | RSS, MiB | at most | SIGTERM, s | tracebacks |"
-    )
-    print(f"| --- | ---{' | ---:' * 9} |", flush=True)
-    for row in ROWS:
-        if options.only in row.name:
-            print(row.name, file=sys.stderr, flush=True)
-            print(measured(row, options), flush=True)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_model(parser)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--scale", type=float, default=1)
-    parser.add_argument("--patience", type=float, default=300, help="seconds for an answer")
-    return parser.parse_args()
 
 
 # ---- clients
@@ -171,7 +146,7 @@ def watch(url: str, pipe: Any) -> None:
 
 # ---- a row
 
-Act = Callable[[Server, argparse.Namespace], str]
+Act = Callable[[Server, Options], str]
 
 
 @dataclass(frozen=True)
@@ -183,12 +158,12 @@ class Row:
     name: str
     act: Act
     words: tuple[str, ...] = ()
-    before: Callable[[argparse.Namespace, str], list[str]] | None = None
+    before: Callable[[Options, str], list[str]] | None = None
     most_files: int = 0
     largest_file: int = 0
 
 
-def measured(row: Row, options: argparse.Namespace) -> str:
+def measured(row: Row, o: Options) -> list[Any]:
     """The row's cells."""
 
     def limit() -> None:
@@ -198,29 +173,25 @@ def measured(row: Row, options: argparse.Namespace) -> str:
             resource.setrlimit(resource.RLIMIT_FSIZE, (row.largest_file, row.largest_file))
 
     with tempfile.TemporaryDirectory() as folder:
-        more = row.before(options, folder) if row.before else []
-        server = Server(words_of(options, *row.words, *more), preexec_fn=limit)
+        more = row.before(o, folder) if row.before else []
+        server = Server(words_of(o, *row.words, *more), preexec_fn=limit)
         with watching(server) as look:
             time.sleep(WARM_S)
             look()
             before, begin = server.rss(), time.monotonic()
             with ThreadPoolExecutor(1) as pool:
-                acting, most = pool.submit(row.act, server, options), before
+                acting, most = pool.submit(row.act, server, o), before
                 while not acting.done():
                     time.sleep(0.05)
                     most = max(most, server.rss())
             seconds, seen = time.monotonic() - begin, look()
-            threading.Thread(target=row.act, args=(server, options), daemon=True).start()
+            threading.Thread(target=row.act, args=(server, o), daemon=True).start()
             time.sleep(1)
             end_s = server.end(signal.SIGTERM)
     stream, health, question = (seen[name] for name in WATCHED)
-    times = f"{stream[0]:.2f} | {stream[1] / seconds:.0f} | {health[0]:.2f} | {question[0]:.2f}"
-    sizes = f"{before / MIB:,.0f} | {most / MIB:,.0f}"
-    n_faults = server.log().count("Traceback")
-    return (
-        f"| {row.name} | {acting.result()} | {seconds:.1f} | {times} | {sizes} | {end_s:.1f} |"
-        f" {n_faults} |"
-    )
+    times = seconds, stream[0], stream[1] / seconds, health[0], question[0]
+    sizes = before / MIB, most / MIB
+    return [row.name, acting.result(), *times, *sizes, end_s, server.log().count("Traceback")]
 
 
 @contextmanager
@@ -260,19 +231,18 @@ def text(n_bytes: float) -> str:
 def one(path: str, body: Callable[[float], dict[str, Any]]) -> Act:
     """A request whose body is that of a scale."""
 
-    def act(server: Server, options: argparse.Namespace) -> str:
-        return post(server, path, json.dumps(body(options.scale)).encode(), options.patience)
+    def act(server: Server, o: Options) -> str:
+        return post(server, path, json.dumps(body(o.scale)).encode(), o.patience)
 
     return act
 
 
-def eight_chats(server: Server, options: argparse.Namespace) -> str:
-    said = {"messages": [{"role": "user", "content": text(20e6 * options.scale)}]}
+def eight_chats(server: Server, o: Options) -> str:
+    said = {"messages": [{"role": "user", "content": text(20e6 * o.scale)}]}
     body = json.dumps(said).encode()
     with ThreadPoolExecutor(8) as pool:
         asks = [
-            pool.submit(post, server, "/v1/chat/completions", body, options.patience)
-            for _ in range(8)
+            pool.submit(post, server, "/v1/chat/completions", body, o.patience) for _ in range(8)
         ]
         return many([one.result() for one in asks])
 
@@ -281,7 +251,7 @@ PATTERN = {"type": "string", "pattern": "^(a?a?a?a?){50}$"}
 SLOW = {"prompt": "Write many letters.", "n_predict": 500, "temperature": 0, "json_schema": PATTERN}
 
 
-def leaves(server: Server, options: argparse.Namespace) -> str:
+def leaves(server: Server, o: Options) -> str:
     """A client goes away amid a slow grammar."""
     said = post(server, "/completion", json.dumps(SLOW).encode(), 1.0)
     time.sleep(5)
@@ -293,36 +263,36 @@ N_BEGUN = 40
 """Letters."""
 
 
-def long_conversation(options: argparse.Namespace, folder: str) -> list[str]:
+def long_conversation(o: Options, folder: str) -> list[str]:
     """A folder with a conversation of 60,000 tokens, made anew."""
     words = ["--cache-disk", folder, "-c", "65536"]
-    server = Server(words_of(options, *words))
-    body = {"prompt": long_tokens(server, options), "n_predict": 2, "temperature": 0}
+    server = Server(words_of(o, *words))
+    body = {"prompt": long_tokens(server, o), "n_predict": 2, "temperature": 0}
     said = post(server, "/completion", json.dumps(body).encode(), PATIENCE * 10)
-    print(f"the conversation: {said}", file=sys.stderr, flush=True)
+    say(f"the conversation: {said}")
     server.end(signal.SIGTERM)
     return words
 
 
-def long_tokens(server: Server, options: argparse.Namespace) -> list[int]:
-    n = int(60_000 * options.scale)
+def long_tokens(server: Server, o: Options) -> list[int]:
+    n = int(60_000 * o.scale)
     return tokens_of(server, text(6 * n))[:n]
 
 
-def same_text(server: Server, options: argparse.Namespace) -> str:
+def same_text(server: Server, o: Options) -> str:
     """Three prompts of the conversation's text, whose first letters are tokens of their own. The
     client leaves: a prompt is compared with conversations before it is read.
     """
     letters = [token for letter in text(N_BEGUN) for token in tokens_of(server, letter)]
-    rest = long_tokens(server, options)[len(tokens_of(server, text(N_BEGUN))) :]
+    rest = long_tokens(server, o)[len(tokens_of(server, text(N_BEGUN))) :]
     bodies = [{"prompt": [*letters, *rest, i], "n_predict": 2} for i in range(100, 103)]
     said = [post(server, "/completion", json.dumps(body).encode(), 10) for body in bodies]
     return many(["it left" if one == "none" else one for one in said])
 
 
-def kept(server: Server, options: argparse.Namespace) -> str:
+def kept(server: Server, o: Options) -> str:
     """Two clients look at what is kept of a conversation, for ten seconds."""
-    talk = {"messages": [{"role": "user", "content": text(6000 * options.scale)}], "max_tokens": 2}
+    talk = {"messages": [{"role": "user", "content": text(6000 * o.scale)}], "max_tokens": 2}
     answer = asked(server.url, "POST", "/v1/chat/completions", json.dumps(talk).encode())
     path = f"/kept?conversation={json.load(answer)['kv']['conversation']}"
     end = time.monotonic() + 10
@@ -339,9 +309,9 @@ def kept(server: Server, options: argparse.Namespace) -> str:
         return many([x for looks in [pool.submit(look) for _ in range(2)] for x in looks.result()])
 
 
-def invented_keys(server: Server, options: argparse.Namespace) -> str:
+def invented_keys(server: Server, o: Options) -> str:
     """30 requests of one client, each with a key of its own and a prompt of some 1,000 tokens."""
-    n = int(30 * options.scale)
+    n = int(30 * o.scale)
 
     def ask(i: int) -> str:
         body = {"prompt": f"{i} {text(4500)}", "n_predict": 16}
@@ -349,7 +319,7 @@ def invented_keys(server: Server, options: argparse.Namespace) -> str:
             server,
             "/completion",
             json.dumps(body).encode(),
-            options.patience,
+            o.patience,
             Authorization=f"Bearer {i}",
         )
 
@@ -357,10 +327,10 @@ def invented_keys(server: Server, options: argparse.Namespace) -> str:
         return many(list(pool.map(ask, range(n))))
 
 
-def idle_connections(server: Server, options: argparse.Namespace) -> str:
+def idle_connections(server: Server, o: Options) -> str:
     """200 connections without a request, for ten seconds."""
     to = urlsplit(server.url)
-    idle = [HTTPConnection(to.hostname or "", to.port, 10) for _ in range(int(200 * options.scale))]
+    idle = [HTTPConnection(to.hostname or "", to.port, 10) for _ in range(int(200 * o.scale))]
     for connection in idle:
         connection.connect()
     time.sleep(10)
@@ -369,13 +339,13 @@ def idle_connections(server: Server, options: argparse.Namespace) -> str:
     return f"{len(idle)} connections"
 
 
-def many_conversations(options: argparse.Namespace, folder: str) -> list[str]:
+def many_conversations(o: Options, folder: str) -> list[str]:
     """A folder of 400 conversations, made anew."""
     words = ["--cache-disk", folder, "-c", "2048"]
-    server = Server(words_of(options, *words))
-    for i in range(int(400 * options.scale)):
+    server = Server(words_of(o, *words))
+    for i in range(int(400 * o.scale)):
         body = {"prompt": f"{i} {text(200)}", "n_predict": 2}
-        post(server, "/completion", json.dumps(body).encode(), options.patience)
+        post(server, "/completion", json.dumps(body).encode(), o.patience)
     server.end(signal.SIGTERM)
     return words
 
@@ -383,40 +353,40 @@ def many_conversations(options: argparse.Namespace, folder: str) -> list[str]:
 N_TALKS = 12
 
 
-def talks(server: Server, options: argparse.Namespace) -> str:
+def talks(server: Server, o: Options) -> str:
     """Prompts one after the other; what the log says of their conversations, and what became of the
     files that were there: none may go.
     """
     files = talk_files(server)
-    said = many([talk(server, i, options) for i in range(N_TALKS)])
+    said = many([talk(server, i, o) for i in range(N_TALKS)])
     lines = Counter(line for line in TOLD.findall(server.log()))
     told = ", ".join(f"{n} {what}" for what, n in sorted(lines.items()))
     n_left = len(files & talk_files(server))
     return f"{said}; {told or 'no line'}; {n_left} of {len(files)} files"
 
 
-def talk(server: Server, i: int, options: argparse.Namespace) -> str:
+def talk(server: Server, i: int, o: Options) -> str:
     body = {"prompt": f"{i} {text(3000)}", "n_predict": 2}
-    return post(server, "/completion", json.dumps(body).encode(), options.patience)
+    return post(server, "/completion", json.dumps(body).encode(), o.patience)
 
 
 def talk_files(server: Server) -> set[str]:
     """Of its --cache-disk."""
-    words = list(server.process.args)  # type: ignore[arg-type]
+    words = [str(x) for x in server.process.args]  # type: ignore[union-attr]
     return {one.name for one in Path(words[words.index("--cache-disk") + 1]).glob("*.kvtalk")}
 
 
-def strange_files(options: argparse.Namespace, folder: str) -> list[str]:
+def strange_files(o: Options, folder: str) -> list[str]:
     """A folder with conversations of another ratio, and of this one some that are damaged."""
     words = ["-c", "4096", "--cache-ram", "8", "--cache-disk", folder]
-    other = argparse.Namespace(**{**vars(options), "kv_ratio": "0.3"})
-    for one in (options, other):
+    other = Options(**{**vars(o), "kv_ratio": "0.3"})
+    for one in (o, other):
         before = set(Path(folder).iterdir())
         server = Server(words_of(one, *words))
         for i in range(N_TALKS):
-            talk(server, i, options)
+            talk(server, i, o)
         server.end(signal.SIGTERM)
-        if one is options:
+        if one is o:
             damage(sorted(set(Path(folder).iterdir()) - before))
     return words
 
@@ -429,12 +399,17 @@ def damage(files: list[Path]) -> None:
         path.write_bytes([data[: len(data) // 2], b"", data[: -len(ends)] + ends, data][i % 4])
 
 
-def start(server: Server, options: argparse.Namespace) -> str:
+def start(server: Server, o: Options) -> str:
     return f"up after {server.start_s:.1f} s, {server.start_cpu_s:.1f} s of processor"
 
 
+def nothing(server: Server, o: Options) -> str:
+    time.sleep(5)
+    return ""
+
+
 ROWS = (
-    Row("nothing", lambda server, options: time.sleep(5) or ""),
+    Row("nothing", nothing),
     Row(
         "/tokenize with_pieces, 8 MB",
         one("/tokenize", lambda scale: {"content": text(8e6 * scale), "with_pieces": True}),
@@ -482,7 +457,7 @@ ROWS = (
         "12 prompts, --cache-disk takes no file above 64 KiB",
         talks,
         ("-c", "4096", "--cache-ram", "8"),
-        before=lambda options, folder: ["--cache-disk", folder],
+        before=lambda o, folder: ["--cache-disk", folder],
         largest_file=1 << 16,
     ),
     Row(
@@ -496,7 +471,31 @@ ROWS = (
         before=strange_files,
     ),
 )
+COLUMNS = (
+    ("request", ""),
+    ("answers", ""),
+    ("seconds", "{:.1f}"),
+    ("stream's longest gap, s", "{:.2f}"),
+    ("tokens/s", "{:.0f}"),
+    ("/health at most, s", "{:.2f}"),
+    ("question at most, s", "{:.2f}"),
+    ("RSS, MiB", "{:,.0f}"),
+    ("at most", "{:,.0f}"),
+    ("SIGTERM, s", "{:.1f}"),
+    ("tracebacks", "{}"),
+)
+ABOVE_0 = Finite(min=0, min_open=True)
 
 
-if __name__ == "__main__":
-    main()
+@experiment(
+    *SERVED,
+    option("--only", default="", help="Rows whose name has these words."),
+    option("--scale", type=ABOVE_0, default=1.0, help="Of sizes and counts."),
+    option("--patience", type=ABOVE_0, default=300.0, help="Seconds for an answer."),
+)
+def command(o: Options) -> None:
+    with sheet(*COLUMNS) as table:
+        for row in ROWS:
+            if o.only in row.name:
+                say(row.name)
+                table.add(*measured(row, o))

@@ -1,9 +1,7 @@
 """Caches of few bits that keep every token, beside the default: how far answers are from the full
 cache's.
 
-    python benchmarks/rivals.py -m MODEL.gguf -f squad.json --lengths 3600 -n 12
-
-As benchmarks/recall.py, for rivals too: RECIPE:BITS OF KEYS:BITS OF VALUES[+TAIL]. Their rounding
+As `edgekv-lab recall`, for rivals too: RECIPE:BITS OF KEYS:BITS OF VALUES[+TAIL]. Their rounding
 is emulated: once a text was read by llama.cpp's full f16 cache, its rows are rounded by the
 published recipe and written back, but for the last TAIL tokens and a tile that is not full. Bytes
 are counted as the recipe would store them. A token that follows stays in f16.
@@ -19,23 +17,18 @@ kvarn        arXiv 2606.03458: tiles of 128 tokens of one head, rotated (Hadamar
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+import numpy as np
+from numpy.typing import NDArray
 
-import numpy as np  # noqa: E402
-import recall  # noqa: E402
-from numpy.typing import NDArray  # noqa: E402
-from recall import Asker  # noqa: E402
-
-from edgekv import llama_cpp  # noqa: E402
+from edgekv import llama_cpp
+from edgekv_lab.experiments import recall
+from edgekv_lab.experiments.experiment import Options, experiment
+from edgekv_lab.experiments.recall import Asker
 
 Rows = NDArray[np.float32]
 """[tokens, values] of one head."""
@@ -66,7 +59,7 @@ def levels(bits: int) -> NDArray[np.float32]:
 
 def turboquant(rows: Rows, bits: int, is_key: bool) -> Rows:
     d = rows.shape[1]
-    signs = np.random.default_rng(d).choice(np.float32([-1, 1]), d)
+    signs = np.random.default_rng(d).choice(np.array([-1, 1], np.float32), d)
     turn = signs[:, None] * hadamard(d)
     norm = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     turned = rows / norm @ turn * np.float32(np.sqrt(d))
@@ -188,11 +181,12 @@ class RoundedAsker(Asker):
         self.share = n_bits / (16 * n_values)
 
 
-def make(o: argparse.Namespace, cache: str) -> Asker:
+def make(o: Options, cache: str) -> Asker:
     if cache.partition(":")[0] not in RECIPES:
         return recall.asker(o, cache)
     return RoundedAsker(recall.asker(o, recall.FULL).llm, Rounding.parse(cache))
 
 
-if __name__ == "__main__":
-    recall.measure(recall.options(__doc__ or "", CACHES), make)
+@experiment(*recall.asked(CACHES))
+def command(o: Options) -> None:
+    recall.measure(o, make)

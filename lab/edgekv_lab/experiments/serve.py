@@ -1,20 +1,15 @@
 """What `edgekv serve` remembers between questions.
 
-    python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
-    python benchmarks/serve.py between [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
-    python benchmarks/serve.py peer [-m MODEL] [--tokens 8000] --peer-path FOLDER
-
 turns: a document and a question, and then a second question, the same question again, an edited
 one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
 and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). between: a
 short question comes while a document is read, and then many, one after the other; seconds to the
 first token. peer: the same turns, beside llama_cpp.server of the unpatched library's version;
-FOLDER is a PYTHONPATH that has it. Markdown goes to standard output, progress to standard error.
+FOLDER is a PYTHONPATH that has it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,47 +21,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-sys.path.append(str(ROOT))
-
-from process import demo_path, heading  # noqa: E402
-from served import PATIENCE, Server, add_model, serving, tokens_of, words_of  # noqa: E402
-
-from edgekv_lab.eval.sentences import sentences  # noqa: E402
+from edgekv.commands.declare import option
+from edgekv_lab.eval.sentences import sentences
+from edgekv_lab.experiments.experiment import Options, Sheet, experiment, say, sheet, tokens
+from edgekv_lab.experiments.server import (
+    PATIENCE,
+    SERVED,
+    Server,
+    serving,
+    tokens_of,
+    words_of,
+)
 
 N_ANSWER = 8
 N_TALKS = 5
 QUESTIONS = ("Who is it about?", "Where was it?", "What happened at the end?")
 Messages = list[dict[str, str]]
-
-
-def main() -> None:
-    options = parse()
-    print(heading("serve.py"))
-    kinds = {
-        "turns": print_turns,
-        "between": print_between,
-        "peer": print_peer,
-    }
-    kinds[options.what](options)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["turns", "between", "peer"])
-    add_model(parser)
-    parser.add_argument("--tokens", type=int, default=8000)
-    parser.add_argument("--peer-path", default="")
-    options = parser.parse_args()
-    if options.model == "demo":
-        options.model = str(demo_path())
-    return options
 
 
 # ---- a server and its clients
@@ -143,32 +118,39 @@ def document(server: Server, n_tokens: int, seed: int) -> str:
 # ---- turns
 
 
-def print_turns(options: argparse.Namespace) -> None:
-    n_ctx = ["-c", str(options.tokens + 2048)]
+def show_turns(o: Options) -> None:
+    n_ctx = ["-c", str(o.tokens + 2048)]
     with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=PATIENCE) as client:
         kept = [*n_ctx, "--cache-disk", folder]
-        with serving(words_of(options, *kept)) as server:
-            text = document(server, options.tokens, 0)
+        with serving(words_of(o, *kept)) as server:
+            text = document(server, o.tokens, 0)
             rows, talk = turns(client, server, text)
-        with serving(words_of(options, *kept)) as server:
+        with serving(words_of(o, *kept)) as server:
             rows["the next question after a restart"] = ask(client, server.url, talk)
-            texts = short_documents(options, server)
+            texts = short_documents(o, server)
             rows |= in_turn(client, server, texts)
-        with serving(words_of(options, *n_ctx, "-np", "1", "--cache-ram", "0")) as server:
+        with serving(words_of(o, *n_ctx, "-np", "1", "--cache-ram", "0")) as server:
             again: dict[str, Answer] = {}
             for name, last in (("a second question", 3), ("the next question after a restart", 5)):
                 # another conversation in between, so that this one is forgotten
                 ask(client, server.url, [question("Hello.")])
                 again[name] = ask(client, server.url, talk[:last])
             again |= in_turn(client, server, texts)
-    print(
-        "| request | prompt tokens | read | first token, s | read without memory |"
-        " first token, s |\n| --- | ---: | ---: | ---: | ---: | ---: |"
-    )
-    for name, one in rows.items():
-        other = again.get(name)
-        cells = f"{other.n_read:,} | {other.first_s:.2f}" if other else " | "
-        print(f"| {name} | {one.n_prompt:,} | {one.n_read:,} | {one.first_s:.2f} | {cells} |")
+    with sheet(*TURNS, name="turns") as table:
+        for name, one in rows.items():
+            other = again.get(name)
+            more = (other.n_read, other.first_s) if other else (None, None)
+            table.add(name, one.n_prompt, one.n_read, one.first_s, *more)
+
+
+TURNS = (
+    ("request", ""),
+    ("prompt tokens", "{:,}"),
+    ("read", "{:,}"),
+    ("first token, s", "{:.2f}"),
+    ("read without memory", "{:,}"),
+    ("first token, s", "{:.2f}"),
+)
 
 
 def turns(client: httpx.Client, server: Server, text: str) -> tuple[dict[str, Answer], Messages]:
@@ -177,7 +159,7 @@ def turns(client: httpx.Client, server: Server, text: str) -> tuple[dict[str, An
     talk = [question(f"{text}\n\n{QUESTIONS[0]}")]
 
     def now(name: str, messages: Messages) -> Answer:
-        print(name, file=sys.stderr, flush=True)
+        say(name)
         rows[name] = ask(client, server.url, messages)
         return rows[name]
 
@@ -208,28 +190,28 @@ def in_turn(client: httpx.Client, server: Server, texts: list[str]) -> dict[str,
     return {f"each of {N_TALKS} conversations in turn (mean)": mean}
 
 
-def short_documents(options: argparse.Namespace, server: Server) -> list[str]:
-    n = options.tokens // N_TALKS
+def short_documents(o: Options, server: Server) -> list[str]:
+    n = o.tokens // N_TALKS
     return [document(server, n, seed) for seed in range(1, N_TALKS + 1)]
 
 
 # ---- peer
 
 
-def print_peer(options: argparse.Namespace) -> None:
-    n_ctx = str(options.tokens + 2048)
+def show_peer(o: Options) -> None:
+    n_ctx = str(o.tokens + 2048)
     found = []
     with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=PATIENCE) as client:
         ours = ["-c", n_ctx, "--cache-disk", folder]
-        with serving(words_of(options, *ours)) as server:
-            text = document(server, options.tokens, 0)
-            texts = short_documents(options, server)
-        theirs = ["--model", options.model, "--n_ctx", n_ctx, "--flash_attn", "true"]
+        with serving(words_of(o, *ours)) as server:
+            text = document(server, o.tokens, 0)
+            texts = short_documents(o, server)
+        theirs = ["--model", o.model, "--n_ctx", n_ctx, "--flash_attn", "true"]
         for name in ("--n_threads", "--n_threads_batch"):
-            theirs += [name, str(options.threads)]
-        environment = {**os.environ, "PYTHONPATH": options.peer_path}
+            theirs += [name, str(o.threads)]
+        environment = {**os.environ, "PYTHONPATH": o.peer_path}
         for kind, words, env in (
-            (Server, words_of(options, *ours), None),
+            (Server, words_of(o, *ours), None),
             (Peer, theirs, environment),
         ):
             with serving(words, kind, env=env) as server:
@@ -237,10 +219,10 @@ def print_peer(options: argparse.Namespace) -> None:
             with serving(words, kind, env=env) as server:
                 rows["the next question after a restart"] = ask(client, server.url, talk)
                 found.append(rows | in_turn(client, server, texts))
-    print("| request | edgekv: first token, s | llama_cpp.server: first token, s |")
-    print("| --- | ---: | ---: |")
-    for name, one in found[0].items():
-        print(f"| {name} | {one.first_s:.2f} | {found[1][name].first_s:.2f} |")
+    columns = [(f"{side}: first token, s", "{:.2f}") for side in ("edgekv", "llama_cpp.server")]
+    with sheet(("request", ""), *columns, name="peer") as table:
+        for name, one in found[0].items():
+            table.add(name, one.first_s, found[1][name].first_s)
 
 
 # ---- between
@@ -249,22 +231,26 @@ SHORT = "Which is larger, an ox or a mouse? Say it in one word."
 """Some 20 tokens; a number before it makes it a new one."""
 
 
-def print_between(options: argparse.Namespace) -> None:
-    n_ctx = ["-c", str(options.tokens + 2048)]
-    with httpx.Client(timeout=PATIENCE) as client, serving(words_of(options, *n_ctx)) as server:
+def show_between(o: Options) -> None:
+    n_ctx = ["-c", str(o.tokens + 2048)]
+    columns = ("request", ""), ("prompt tokens", "{:,}"), ("first token, s", "{:.2f}")
+    with (
+        httpx.Client(timeout=PATIENCE) as client,
+        serving(words_of(o, *n_ctx)) as server,
+        sheet(*columns, name="between") as table,
+    ):
         ask(client, server.url, [question(SHORT)])  # the first one of all takes longer
-        print("| request | prompt tokens | first token, s |\n| --- | ---: | ---: |")
         alone = ask(client, server.url, [question(f"1. {SHORT}")])
-        print_answer("the question alone", alone)
-        text = [question(f"{document(server, options.tokens, 0)}\n\n{QUESTIONS[0]}")]
-        print_answer("the document alone", ask(client, server.url, text))
+        add(table, "the question alone", alone)
+        text = [question(f"{document(server, o.tokens, 0)}\n\n{QUESTIONS[0]}")]
+        add(table, "the document alone", ask(client, server.url, text))
         for seed, n_most in ((1, 1), (2, 1 << 20)):
-            text = [question(f"{document(server, options.tokens, seed)}\n\n{QUESTIONS[0]}")]
+            text = [question(f"{document(server, o.tokens, seed)}\n\n{QUESTIONS[0]}")]
             reader, asked = read_and_ask(client, server, text, n_most)
             many = f"{len(asked)} questions, one after the other" if n_most > 1 else "a question"
             mean = sum(x.first_s for x in asked) / len(asked)
-            print_answer(f"{many} while a document is read (mean)", replace(asked[0], first_s=mean))
-            print_answer("that document", reader)
+            add(table, f"{many} while a document is read (mean)", replace(asked[0], first_s=mean))
+            add(table, "that document", reader)
 
 
 def read_and_ask(
@@ -283,9 +269,15 @@ def read_and_ask(
         return reading.result(), asked
 
 
-def print_answer(name: str, one: Answer) -> None:
-    print(f"| {name} | {one.n_prompt:,} | {one.first_s:.2f} |", flush=True)
+def add(table: Sheet, name: str, one: Answer) -> None:
+    table.add(name, one.n_prompt, one.first_s)
 
 
-if __name__ == "__main__":
-    main()
+@experiment(
+    click.argument("what", type=click.Choice(["turns", "between", "peer"])),
+    *SERVED,
+    tokens(8000, "the document"),
+    option("--peer-path", default="", help="A PYTHONPATH that has llama_cpp.server."),
+)
+def command(o: Options) -> None:
+    {"turns": show_turns, "between": show_between, "peer": show_peer}[o.what](o)

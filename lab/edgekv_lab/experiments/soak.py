@@ -1,26 +1,20 @@
 """Whether `edgekv serve` answers rightly for as long as it runs, to many clients at once.
 
-    python benchmarks/soak.py [-m MODEL] [--kv-ratio 0.2] [--clients 64] [--minutes 30]
-                              [--prompts 48] [--cache-ram 16] [--threads 2] [--words="-ub 2048"]
-
 Clients ask without a pause: chats, Anthropic's messages and texts that go on, half of them
 streamed. A tenth goes away amid the answer. Half-way the server is killed (kill -9) and starts
 again with the same --cache-disk. Each whole answer is compared with that of a server that remembers
 nothing and answers one at a time. Lost: conversations that were listed, are not any more, and have
 no line in the log; of those at the kill only what was on disk counts. --words: further ones of the
 servers' command line: of prompts that share more than an ubatch with others, docs/server.md does
-not promise that they have one answer. Markdown goes to standard
-output, what is wrong to standard error.
+not promise that they have one answer. What is wrong goes to standard error.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -29,19 +23,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-sys.path.append(str(ROOT))
-
-from process import heading  # noqa: E402
-from served import MIB, PATIENCE, Server, add_model, prepare, serving, words_of  # noqa: E402
-
-from edgekv_lab.eval.sentences import sentences  # noqa: E402
+from edgekv.commands.declare import option
+from edgekv.commands.values import COUNT, Finite
+from edgekv_lab.eval.sentences import sentences
+from edgekv_lab.experiments.experiment import Options, Sheet, experiment, many, say, sheet
+from edgekv_lab.experiments.server import MIB, PATIENCE, SERVED, Server, prepare, serving, words_of
 
 N_ANSWER = 8
 N_GROUPS = 12
@@ -51,31 +41,32 @@ COUNTED = ("whole", "cut off", "wrong", "503", "5xx", "other", "lost to the kill
 LOST = re.compile(r"conversation (\w+) \(.*? is (?:forgotten|not on disk|read again|part of)")
 
 
-def main() -> None:
-    options = parse()
-    prepare(options.model)
-    print(heading("soak.py"))
-    soak = Soak(options)
+COLUMNS = (
+    ("part", ""),
+    ("minute", "{:g}"),
+    *((name, "{:,}") for name in COUNTED),
+    ("RSS, MiB", "{:.1f}"),
+    *((name, "{:,}") for name in ("conversations", "lost", "tracebacks")),
+    ("seconds to the end", "{:.1f}"),
+)
+
+
+@experiment(
+    *SERVED,
+    option("--clients", type=COUNT, default=64, help="Clients at once."),
+    option("--minutes", type=Finite(min=0, min_open=True), default=30.0, help="Both parts."),
+    option("--prompts", type=COUNT, default=48, help="Distinct ones."),
+    option("--cache-ram", type=COUNT, default=16, help="MiB."),
+    option("--words", default="", callback=many(str, " "), help="Further ones of the server's."),
+)
+def command(o: Options) -> None:
+    prepare(o.model)
+    soak = Soak(o)
     soak.learn()
-    print(
-        f"| part | minute | {' | '.join(COUNTED)} | RSS, MiB | conversations | lost |"
-        f" tracebacks | seconds to the end |\n| ---{' | ---:' * (len(COUNTED) + 6)} |",
-        flush=True,
-    )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, sheet(*COLUMNS) as table:
+        soak.table = table
         soak.part("before the kill", folder, signal.SIGKILL)
         soak.part("after the restart", folder, signal.SIGTERM)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_model(parser)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--prompts", type=int, default=48, help="distinct ones")
-    parser.add_argument("--cache-ram", type=int, default=16, help="MiB")
-    parser.add_argument("--words", type=str.split, default=[])
-    return parser.parse_args()
 
 
 # ---- requests
@@ -158,15 +149,16 @@ def requests_of(n: int) -> list[Request]:
 
 
 class Soak:
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
-        self._requests = requests_of(options.prompts)
+    def __init__(self, o: Options) -> None:
+        self._options = o
+        self._requests = requests_of(o.prompts)
         self._right: list[str] = []
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._known: dict[str, bool] = {}
         """Conversations that were listed last, and whether they were on disk."""
         self._is_killed = threading.Event()
+        self.table: Sheet | None = None
 
     def learn(self) -> None:
         """The right answers."""
@@ -197,7 +189,7 @@ class Soak:
                 while time.monotonic() - begin < 60 * next_at:
                     time.sleep(min(1.0, max(60 * next_at - (time.monotonic() - begin), 0)))
                     lost |= self._look(server)
-                self._say(name, f"{next_at:g}", server, lost, "")
+                self._say(name, next_at, server, lost, None)
             stop.set()
             if how == signal.SIGKILL:  # amid all answers
                 self._is_killed.set()
@@ -207,7 +199,7 @@ class Soak:
             seconds = server.end(how)
         self._is_killed.clear()
         self._known = {id: True for id, is_on_disk in self._known.items() if is_on_disk}
-        self._say(f"{name}, {how.name}", "", server, lost, f"{seconds:.1f}")
+        self._say(f"{name}, {how.name}", None, server, lost, seconds)
 
     def _look(self, server: Server) -> set[str]:
         """Conversations that are gone since the last look, and of which the log says nothing."""
@@ -217,13 +209,20 @@ class Soak:
             return gone - set(LOST.findall(server.log()))
         return set()
 
-    def _say(self, part: str, minute: str, server: Server, lost: set[str], seconds: str) -> None:
+    def _say(
+        self,
+        part: str,
+        minute: float | None,
+        server: Server,
+        lost: set[str],
+        seconds: float | None,
+    ) -> None:
         with self._lock:
-            cells = [f"{self._counts[name]:,}" for name in COUNTED]
-        rss = f"{server.rss() / MIB:.1f}" if server.process.poll() is None else ""
-        n_faults = server.log().count("Traceback")
-        more = f"{rss} | {len(self._known)} | {len(lost)} | {n_faults} | {seconds}"
-        print(f"| {part} | {minute} | {' | '.join(cells)} | {more} |", flush=True)
+            counts = [self._counts[name] for name in COUNTED]
+        rss = server.rss() / MIB if server.process.poll() is None else None
+        found = len(self._known), len(lost), server.log().count("Traceback")
+        assert self.table
+        self.table.add(part, minute, *counts, rss, *found, seconds)
 
     def _ask_on(self, server: Server, seed: str, stop: threading.Event) -> None:
         rng = random.Random(seed)
@@ -246,20 +245,16 @@ class Soak:
             status = error.response.status_code
             what = "503" if status == 503 else "5xx" if status >= 500 else "other"
             if what != "503":
-                print(f"{request.path}: {error.response.text}", file=sys.stderr)
+                say(f"{request.path}: {error.response.text}")
             return what
         except httpx.HTTPError as error:
             if self._is_killed.is_set():
                 return "lost to the kill"
-            print(f"{request.path}: {error!r}", file=sys.stderr)
+            say(f"{request.path}: {error!r}")
             return "other"
         if leave_at >= 0:
             return "cut off"
         if got != self._right[i]:
-            print(f"{request.path}: {got!r} instead of {self._right[i]!r}", file=sys.stderr)
+            say(f"{request.path}: {got!r} instead of {self._right[i]!r}")
             return "wrong"
         return "whole"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,25 @@
-"""A process of `edgekv serve`, for the scripts that ask one."""
+"""A process of `edgekv serve`, for the experiments that ask one."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-from process import demo_path
 
-ROOT = Path(__file__).resolve().parent.parent
+import edgekv
+from edgekv.commands.declare import option
+from edgekv.errors import EdgeKVError
+from edgekv_lab.experiments.experiment import MODEL, THREADS, Options
+from edgekv_lab.process import edgekv_line
 
 MIB = 2**20
 PATIENCE = 600
@@ -42,13 +43,12 @@ class Server:
         self.process = self.start([*words, "--port", str(port)], stderr=self._log, **more)
         while not self.is_up():
             if self.process.poll() is not None:
-                raise SystemExit(f"the server does not start; it said:\n{self.log()}")
+                raise EdgeKVError(f"the server does not start; it said:\n{self.log()}")
             time.sleep(0.1)
         self.start_s, self.start_cpu_s = time.monotonic() - begin, self._cpu_s()
 
     def start(self, words: list[str], **more: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "edgekv", "serve", *words]
-        return subprocess.Popen(command, cwd=ROOT, **more)
+        return subprocess.Popen(edgekv_line("serve", *words), **more)
 
     def is_up(self) -> bool:
         with suppress(httpx.HTTPError):
@@ -86,11 +86,8 @@ class Server:
         return found
 
 
-AServer = TypeVar("AServer", bound=Server)
-
-
 @contextmanager
-def serving(words: Sequence[str], kind: type[AServer] = Server, **more: Any) -> Iterator[AServer]:
+def serving(words: Sequence[str], kind: type[Server] = Server, **more: Any) -> Iterator[Server]:
     """The server ends with the block."""
     server = kind(words, **more)
     try:
@@ -100,25 +97,23 @@ def serving(words: Sequence[str], kind: type[AServer] = Server, **more: Any) -> 
             server.end()
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The options that `words_of` takes."""
-    parser.add_argument("-m", "--model", default="demo")
-    parser.add_argument("--kv-ratio", default="0.2")
-    parser.add_argument("--threads", type=int, default=2)
+SERVED = (
+    MODEL,
+    option("--kv-ratio", default="0.2", metavar="R", help="Of the server."),
+    THREADS,
+)
+"""The options that `words_of` takes."""
 
 
 def prepare(model: str) -> None:
     """A later start goes by what the one-time preparation has found, and answers otherwise."""
-    import edgekv
-
-    path = str(demo_path()) if model == "demo" else model
-    if not edgekv.has_profile(path):
-        edgekv.make_profile(path)
+    if not edgekv.has_profile(model):
+        edgekv.make_profile(model)
 
 
-def words_of(options: argparse.Namespace, *more: str) -> list[str]:
+def words_of(o: Options, *more: str) -> list[str]:
     """Of a server that answers greedily where a request says nothing."""
-    words = ["-m", options.model, "--kv-ratio", options.kv_ratio, "-t", str(options.threads)]
+    words = ["-m", o.model, "--kv-ratio", o.kv_ratio, "-t", str(o.threads)]
     return [*words, "--temp", "0", "--metrics", *more]
 
 
