@@ -48,6 +48,14 @@ def test_a_mistake_is_one_line():
         assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1, done.output
 
 
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "edgekv_lab.experiments.soak", raising=False)
+    monkeypatch.delitem(sys.modules, "edgekv_lab.experiments.server", raising=False)
+    done = typed("soak")
+    assert done.exit_code == 2 and done.stderr.endswith("pip install httpx\n")
+
+
 def test_a_table_is_printed_and_kept(tiny, tmp_path):
     path, model = tmp_path / "found.json", tiny("llama-gqa")
     words = f"archive-edits -m {model} --tokens 300 -t 1 --record {path}"

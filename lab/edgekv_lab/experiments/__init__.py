@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from edgekv.commands import SETTINGS, Group
+from edgekv.errors import EdgeKVError
 from edgekv.version import __version__
 
 NAMES = (
@@ -50,7 +51,14 @@ class Experiments(Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in NAMES:
             return None
-        found: click.Command = import_module(module(name)).command
+        try:
+            found: click.Command = import_module(module(name)).command
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("edgekv"):
+                raise
+            raise EdgeKVError(
+                f"'{name}' needs a package that is not here; run: pip install {error.name}"
+            ) from None
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
