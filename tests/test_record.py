@@ -72,11 +72,13 @@ def test_eval_writes_a_record(tiny, tmp_path):
 def test_bench_writes_a_record(tiny, tmp_path):
     path, model = tmp_path / "found.json", tiny("llama-gqa")
     words = f"bench -m {model} -p 64 -n 0 -r 1 --full f16 --kv-method snapkv -o json"
-    done = typed(words, "--record", str(path))
+    done = typed(words, "--compare", "--record", str(path))
     assert done.exit_code == 0, done.output
     found = record.read(path)["bench"]
     assert [row[found.columns.index(["test", "{}"])] for row in found.rows] == ["pp64", "pp64"]
     assert [x["samples_ns"] for x in found.samples] == [
         x["samples_ns"] for x in json.loads(done.stdout)
     ]
+    beside = record.read(path)["bench-ratios"]
+    assert beside.rows[0][-1] == "one round" and beside.table() in done.stderr
     assert str(tmp_path) not in path.read_text(encoding="utf-8")

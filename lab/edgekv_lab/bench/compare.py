@@ -8,9 +8,9 @@ from math import exp, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from edgekv.base import markdown
 from edgekv_lab.bench.runner import Measurements
 from edgekv_lab.bench.spec import Case
+from edgekv_lab.record import table
 
 T95 = tuple(
     map(
@@ -54,14 +54,14 @@ class Ratio:
         return self.speed / exp(half), self.speed * exp(half)
 
 
-def ratios(table: Measurements) -> list[Ratio]:
+def ratios(measured: Measurements) -> list[Ratio]:
     """Every compressed row against every full one of its test."""
     found = []
-    for case, mine in zip(table.cases, table.samples, strict=True):
-        for other, theirs in zip(table.cases, table.samples, strict=True):
+    for case, mine in zip(measured.cases, measured.samples, strict=True):
+        for other, theirs in zip(measured.cases, measured.samples, strict=True):
             if case.is_full or not other.is_full or not case.same_test(other):
                 continue
-            n = table.n_rounds
+            n = measured.n_rounds
             speeds = tuple(b["ns"] / a["ns"] for a, b in zip(mine[:n], theirs[:n], strict=True))
             memory = None if case.is_filled else _memory(mine) / max(_memory(theirs), 1)
             found.append(
@@ -80,26 +80,32 @@ def _memory(samples: Sequence[dict[str, Any]]) -> int:
     return max(s["mem_peak_host"] or 0 for s in samples)
 
 
-def as_md(found: Sequence[Ratio]) -> str:
-    """The ratios as a table; where the rounds show no difference in speed, it says so."""
-    head = ("test", "this", "beside", "KV used", "process memory", "speed", "95 % interval")
-    rows = [
-        (
-            x.case.test,
-            x.case.setting,
-            x.full.setting,
-            f"{x.kv:.2f} x",
-            "" if x.memory is None else f"{x.memory:.2f} x",
-            f"{x.speed:.2f} x",
-            _interval(x),
-        )
+COLUMNS = (
+    *((head, "") for head in ("test", "this", "beside")),
+    *((head, "{:.2f} x") for head in ("KV used", "process memory", "speed")),
+    ("95 % interval", "{:.2f} to {:.2f}{}"),
+)
+
+
+def rows(found: Sequence[Ratio]) -> list[list[Any]]:
+    """Values of COLUMNS; where the rounds show no difference in speed, the interval says so."""
+    return [
+        [
+            *(x.case.test, x.case.setting, x.full.setting),
+            *(x.kv, x.memory, x.speed),
+            _interval(x) or "one round",
+        ]
         for x in found
     ]
-    return markdown.table(head, rows, ("test", "this", "beside", "95 % interval"))
 
 
-def _interval(x: Ratio) -> str:
+def _interval(x: Ratio) -> list[Any]:
     if x.interval is None:
-        return "one round"
+        return []
     low, high = x.interval
-    return f"{low:.2f} to {high:.2f}" + ", no difference shown" * (low <= 1 <= high)
+    return [low, high, ", no difference shown" * (low <= 1 <= high)]
+
+
+def as_md(found: Sequence[Ratio]) -> str:
+    """The ratios as a table."""
+    return table(COLUMNS, rows(found))

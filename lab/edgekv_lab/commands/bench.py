@@ -375,10 +375,11 @@ def records_of(table: Measurements, needles: dict[Case, str]) -> list[dict[str, 
 
 
 def keep(table: Measurements, needles: dict[Case, str], options: BenchOptions) -> None:
-    """Add the table to the file of --record."""
+    """Add the table to the file of --record, and with --compare its ratios."""
     if not options.record:
         return
     from edgekv_lab import record
+    from edgekv_lab.bench import compare
     from edgekv_lab.bench.formats import columns, rows
 
     found = records_of(table, needles)
@@ -387,6 +388,10 @@ def keep(table: Measurements, needles: dict[Case, str], options: BenchOptions) -
     samples = [x | {"model_filename": Path(x["model_filename"]).name} for x in found]
     made = record.here("Speed and memory", heads, rows(found), models, samples)
     record.put(options.record, "bench", made)
+    if options.compare or options.equal_bytes:
+        ratios = compare.rows(compare.ratios(table))
+        made = record.here("Beside full caches", compare.COLUMNS, ratios, models)
+        record.put(options.record, "bench-ratios", made)
 
 
 def long(lists: Lists, options: BenchOptions, depths: list[int]) -> Measurements:
