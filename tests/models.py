@@ -86,6 +86,7 @@ ARCHITECTURES = tuple(name for name, shape in SHAPES.items() if shape.weights ==
 """Names of the models with f32 weights, one per attention variant: what the torch reference is
 compared with.
 """
+SHAPES["gemma3-q8"] = replace(SHAPES["gemma3"], weights="q8_0")
 SHAPES["qwen3-uneven"] = replace(SHAPES["qwen3"], uneven=4.0)
 SHAPES["qwen2-bias"] = replace(SHAPES["qwen2"], key_bias=60.0)
 

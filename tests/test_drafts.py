@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,33 @@ def test_answers_are_those_without_drafts(tiny, name, kind, ratio):
         assert last[expected[n_same]] - last[got[n_same]] < NEAR * last.std()
         llm.reset()
         alone.reset()
+
+
+def has_vnni() -> bool:
+    """Whether products with quantised weights have the same bits in a pass of a few tokens."""
+    try:
+        return "avx512_vnni" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_vnni(), reason="there is no kernel for a few tokens here")
+@pytest.mark.parametrize("name", ["llama-q4", "llama-32k", "gemma3-q8"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("n_prompt", [90, 700])
+def test_a_token_has_the_same_bits_whatever_follows_it(tiny, text, name, kind, n_prompt):
+    """With a store: a pass of up to 16 tokens is one of each alone."""
+    llm, more = load(tiny(name), kind, kv_ratio=0.5, kv_tail=512, n_threads=2), text(16, seed=3)
+    llm.eval(text(n_prompt))
+    begin, alone = llm.n_tokens, []
+    for token in more:
+        llm.eval([token])
+        alone.append(llm.logits().copy())
+    for n in (2, 3, 8, 9, 16):
+        assert llm.back_to(begin)
+        llm.check(more[0], more[1:n])
+        for i in range(n):
+            np.testing.assert_array_equal(llm.logits(i - n), alone[i])
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2", "refact"])

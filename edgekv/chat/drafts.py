@@ -13,8 +13,10 @@ from edgekv.errors import BadInput
 NONE, MODEL = "none", "draft-simple"
 TYPES = (NONE, "ngram-simple", "ngram-map-k", "ngram-mod", MODEL)
 """llama.cpp's names. All of its n-grams are one kind here."""
-MOST = 31
-"""Tokens of a draft: with the token before them those of a pass that has logits of each."""
+MOST = 15
+"""Tokens of a draft: with the token before them as many as have the same bits in a pass as alone
+(docs/drafts.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Drafting:
     ngram_size_n: int = 4
     ngram_size_m: int = MOST
     draft_model: str | None = None
-    draft_n_max: int = 16
+    draft_n_max: int = MOST
     draft_n_min: int = 0
     draft_p_min: float = 0.0
 

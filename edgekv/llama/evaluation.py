@@ -13,6 +13,7 @@ import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
+from edgekv.chat.drafts import MOST
 from edgekv.conversation import state
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
@@ -69,7 +70,7 @@ class Evaluation(LoadedModel):
         if not self.can_take_back:
             return 0
         params, n_left = self.context_params, self._n_ctx - self.n_tokens
-        most = min(native.OUTPUTS, params.n_ubatch, self.n_batch, n_left)
+        most = min(MOST + 1, params.n_ubatch, self.n_batch, n_left)
         if self.engine is not None:
             most = min(most, self.engine.n_alike())
         return max(most - 1, 0)

@@ -18,6 +18,10 @@
 
 namespace {
 
+// In a step of so many tokens each attends as if it was alone: over parts of its own rows, which
+// begin elsewhere for the next token. So a token has the same bits whether others follow it or not.
+constexpr int FEW = 16;
+
 // Row numbers of the new tokens, and (graph path) masks. One object per graph.
 struct attend_input : llm_graph_input_i {
     struct per_layer {
@@ -32,6 +36,10 @@ struct attend_input : llm_graph_input_i {
         int n_tokens = 0, parts = 1;
         const edgekv_archive * archive = nullptr; // one more part is recalled from it
         std::vector<int32_t> start; // first visible row of each token (sliding window)
+        // of a token's parts, the recalled one included
+        size_t n_floats() const {
+            return (size_t) (parts + (archive != nullptr)) * l->n_head * (2 + l->d_v);
+        }
     };
 
     edgekv_store * store;
@@ -109,7 +117,18 @@ edgekv_rows rows_of(const attend_input::per_layer & pl, const ggml_tensor * k,
         l.row_pos.t ? (const float *) l.row_pos.t->data : nullptr, l.max_bias };
 }
 
-// src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [2 + d_v, n_head, n_tokens, parts]
+// the rows that token t sees of a step of few, as if none came after it
+edgekv_rows rows_until(const edgekv_rows & all, int n_after, std::vector<int32_t> & len) {
+    edgekv_rows rows = all;
+    len.resize(rows.n_head_kv);
+    for (int k = 0; k < rows.n_head_kv; ++k) len[k] = rows.len[k] - n_after;
+    rows.len = len.data();
+    if (rows.n_recent) rows.n_recent -= n_after;
+    return rows;
+}
+
+// src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [2 + d_v, n_head, n_tokens, parts], of few
+// tokens [2 + d_v, n_head, parts, n_tokens]
 void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const ggml_tensor * q = dst->src[0];
@@ -123,8 +142,20 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
         pl.start.empty() ? nullptr : pl.start.data() };
-    for (int p = ith; p < pl.parts; p += nth)
-        edgekv_cpu().attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
+    if (pl.n_tokens > FEW) {
+        for (int p = ith; p < pl.parts; p += nth)
+            edgekv_cpu().attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
+        return;
+    }
+    std::vector<int32_t> len;
+    for (int i = ith; i < pl.n_tokens * pl.parts; i += nth) {
+        const int t = i / pl.parts;
+        const edgekv_rows own = rows_until(rows, pl.n_tokens - 1 - t, len);
+        const edgekv_queries one = { qs.q + t * qs.stride_t, qs.stride_t, qs.stride_h, 1, nullptr,
+            qs.start ? qs.start + t : nullptr };
+        edgekv_cpu().attend_part(
+            &own, &one, (float *) dst->data + t * pl.n_floats(), i % pl.parts, pl.parts);
+    }
     if (!pl.archive) return;
     const int n_query = rows.n_head / rows.n_head_kv;
     float * out = (float *) dst->data + (size_t) pl.parts * rows.n_head * (2 + rows.d_v);
@@ -141,8 +172,11 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], dst->src[3]);
-    edgekv_cpu().attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data,
-        pl.parts + (pl.archive != nullptr), (float *) dst->data, ith, nth);
+    const int n = pl.n_tokens > FEW ? pl.n_tokens : 1, n_parts = pl.parts + (pl.archive != nullptr);
+    const auto * parts = (const float *) dst->src[0]->data;
+    for (int t = 0; t < pl.n_tokens; t += n)
+        edgekv_cpu().attend_combine(&rows, n, parts + t * pl.n_floats(), n_parts,
+            (float *) dst->data + (size_t) t * rows.n_head * rows.d_v, ith, nth);
 }
 
 } // namespace
@@ -217,7 +251,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     pl.scale = scale;
     pl.cap = edgekv_softcap(g);
     pl.n_tokens = (int) n_tokens;
-    pl.parts = edgekv_n_parts(n_tokens);
+    pl.parts = edgekv_n_parts(n_tokens > FEW ? n_tokens : 1);
     if (n_tokens == 1 && store->archive && store->archive->recalls(l))
         pl.archive = store->archive.get();
     const bool on_cpu = ggml_backend_buft_is_host(l.buft);
