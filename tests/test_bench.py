@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import native
+from edgekv.chat.drafts import MODEL
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv_lab.bench import (
     bandwidth,
@@ -61,7 +62,8 @@ LLAMA_BENCH_JSON = """
 ADDED = """
     kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used
     kv_bytes_allocated kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
-    read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill n_parallel note
+    read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill n_parallel spec_type
+    note
 """.split()
 SAMPLE = {
     "ns": 2_000_000_000,
@@ -469,6 +471,18 @@ def test_several_conversations_are_counted_together(little, setting):
         assert three[f"kv_{name}"] == 3 * alone[f"kv_{name}"], name
     assert three["kv_bytes_peak"] >= three["kv_bytes_allocated"] >= three["kv_bytes_used"]
     assert (three["method"], three["mode"]) == (alone["method"], alone["mode"])
+
+
+@pytest.mark.parametrize("setting", [dict(kv_method="snapkv", kv_ratio=0.5), {}])
+def test_answers_are_written_with_drafts_and_without(little, setting):
+    case = Case(little, 0, 30, 200, spec_type="none", **setting)
+    found = [
+        measure.sample(replace(case, spec_type=name, draft_model=draft), False, False)
+        for name, draft in (("none", None), ("ngram-simple", None), (MODEL, little))
+    ]
+    assert [x["kv_tokens_full"] >= 230 and x["ns"] > 0 for x in found] == [True] * 3
+    assert not any(x["read_bytes_weights"] or x["read_bytes_kv"] for x in found)
+    assert case.test == "tg30 none @ d200"
 
 
 def test_what_a_token_reads_is_shared_by_several_conversations(little):
@@ -1032,6 +1046,9 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
         (["-m", "M", "--fill", "x"], "repeat"),
         (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
         (["-m", "M", "-npl", "0"], "from 1"),
+        (["-m", "M", "--spec-type", "none"], "give -p 0"),
+        (["-m", "M", "-p", "0", "--spec-type", "draft-simple"], "-md"),
+        (["-m", "M", "-p", "0", "--spec-type", "magic"], "ngram-simple"),
         (["-m", "M", "-np", "1,32"], "at most 31"),
         (["-m", "M", "-npl", "2", "-n", "449"], "at most 448"),
         (["-m", "M", "-npl", "2", "--long"], "leave -npl out"),

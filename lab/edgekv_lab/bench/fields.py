@@ -80,6 +80,7 @@ OURS: dict[str, type] = {
     "compress_ms": float,
     "kv_fill": str,
     "n_parallel": int,
+    "spec_type": str,
     "note": str,
 }
 """Bytes, if nothing else is said.
@@ -91,7 +92,8 @@ writing a token reads at least, the mean over the test; 0 for tests that read a 
 mem_bandwidth: bytes per second that as many threads got from main memory; 0 if it was not measured.
 kv_fill: how the depth got there, `repeat` if most of it was not read; peaks and compress_ms are 0
 then. n_parallel: conversations; speeds, tokens and bytes of the cache are of all together, and what
-writing a token reads is its share.
+writing a token reads is its share. spec_type: drafts of an answer, empty where random tokens are
+written; with them a token's reads are not known, and 0.
 """
 DEFAULTS: dict[str, Any] = {
     "build_number": 0,
@@ -172,6 +174,7 @@ def record(
         "compress_ms": round(mean(s["compress_ms"] for s in samples), 3),
         "kv_fill": "repeat" if case.is_filled else "read",
         "n_parallel": case.n_parallel,
+        "spec_type": case.spec_type,
         "note": FILLED if case.is_filled else "",
     }
     return {name: values[name] for name in (*LLAMA_BENCH, *OURS)} | {

@@ -88,7 +88,7 @@ def is_filled(r: Record) -> bool:
 
 
 def _test(r: Record) -> str:
-    return test_name(r["n_prompt"], r["n_gen"], r["n_depth"], r["n_parallel"])
+    return test_name(r["n_prompt"], r["n_gen"], r["n_depth"], r["n_parallel"], r["spec_type"])
 
 
 def _is_shown(name: str, records: Sequence[Record]) -> bool:

@@ -5,13 +5,14 @@ is its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.machine import rss_now, rss_peak
 from edgekv.base.stats import KVStats
+from edgekv.chat.drafts import NONE
 from edgekv.errors import BadInput
 from edgekv_lab.bench import several, stages
 from edgekv_lab.bench.lowest import Lowest
@@ -55,11 +56,20 @@ def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
         talks, n = several.of(llm, case.n_parallel), case.n_parallel
         if case.is_filled:
             talks.read(lambda: fill(llm, tokens(llm, FILL_FIRST), case.n_depth))
-        depth_ns = 0 if case.is_filled else read(llm, talks, case.n_depth)
-        ns = read(llm, talks, case.n_prompt)
+        if case.spec_type:
+            answer = answered(llm, case.n_depth)
+            depth_ns, ns = timed(llm, lambda: next(answer)), 0
+        else:
+            depth_ns = 0 if case.is_filled else read(llm, talks, case.n_depth)
+            ns = read(llm, talks, case.n_prompt)
     before, work = talks.stats(), stages.of(llm, case.n_threads) if case.n_prompt else None
-    ns += write(llm, talks, case.n_gen, n)
+    if case.spec_type:
+        ns = timed(llm, lambda: [next(answer) for _ in range(case.n_gen)])
+        answer.close()
+    else:
+        ns += write(llm, talks, case.n_gen, n)
     after = talks.stats()
+    reads_alone = case.only_writes and not case.spec_type
     devices, n_used = facts.devices(), total(before, "n_bytes_used") + total(after, "n_bytes_used")
     found = {
         "ns": ns,
@@ -73,8 +83,8 @@ def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
         "kv_bytes_used": total(after, "n_bytes_used"),
         "kv_bytes_allocated": total(after, "n_bytes"),
         "kv_bytes_peak": talks.n_bytes_peak,
-        "read_bytes_kv": n_used // (2 * n) if case.only_writes else 0,
-        "read_bytes_weights": touched(llm) // n if case.only_writes else 0,
+        "read_bytes_kv": n_used // (2 * n) if reads_alone else 0,
+        "read_bytes_weights": touched(llm) // n if reads_alone else 0,
         "compress_ms": total(after, "compress_ms") if case.n_depth or case.n_prompt else 0.0,
         **loaded,
         "mem_peak_host": rss_peak(),
@@ -88,7 +98,7 @@ def load(case: Case, verbose: bool = False) -> Any:
     from edgekv import Llama
     from edgekv.model import facts
 
-    n_ctx = whole_ctx(max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS))
+    n_ctx = whole_ctx(max(case.n_prompt + case.n_gen + case.n_depth + 1, WARM_UP_TOKENS))
     several = case.n_parallel > 1
     compress: dict[str, Any] = (
         {}
@@ -113,6 +123,8 @@ def load(case: Case, verbose: bool = False) -> Any:
         type_k=facts.cache_types[case.type_k][0],
         type_v=facts.cache_types[case.type_v][0],
         verbose=verbose,
+        spec_type=case.spec_type or NONE,
+        spec_draft_model=case.draft_model,
         **case.loading.arguments(),
         **compress,
     )
@@ -172,6 +184,16 @@ def write(llm: Any, talks: several.Alone, n_gen: int, n: int) -> int:
             talks.step(rest[i : i + n])
 
     return timed(llm, steps) if rest else 0
+
+
+def answered(llm: Any, n: int) -> Generator[int, Any, None]:
+    """The answer at temperature 0 behind n tokens of a text."""
+    from edgekv.learn.calibration import named_texts
+
+    text = llm.tokenize("\n\n".join(named_texts().values()).encode())
+    prompt = (text * (n // len(text) + 1))[: max(n, 1)]
+    found: Generator[int, Any, None] = llm.generate(prompt, temp=0.0)
+    return found
 
 
 def timed(llm: Any, work: Callable[[], object]) -> int:

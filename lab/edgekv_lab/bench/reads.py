@@ -63,7 +63,7 @@ def as_md(records: Sequence[Record], settings: Sequence[str]) -> str:
         reached = share(r)
         rows.append(
             (
-                test_name(r["n_prompt"], r["n_gen"], r["n_depth"], r["n_parallel"]),
+                test_name(r["n_prompt"], r["n_gen"], r["n_depth"], r["n_parallel"], r["spec_type"]),
                 setting,
                 mib(per_token(r)),
                 f"{mib(r['read_bytes_weights'])} + {mib(r['read_bytes_kv'])}",

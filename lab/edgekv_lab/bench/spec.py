@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from edgekv.base.defaults import N_UBATCH
+from edgekv.chat.drafts import MODEL
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
 
@@ -55,11 +56,13 @@ def parse_ints(text: str, what: str = "list") -> list[int]:
     return found
 
 
-def test_name(n_prompt: int, n_gen: int, n_depth: int, n_parallel: int = 1) -> str:
+def test_name(
+    n_prompt: int, n_gen: int, n_depth: int, n_parallel: int = 1, spec_type: str = ""
+) -> str:
     """llama-bench's name: pp512, tg128, pp512+tg128, each with @ d4096; of several conversations
-    with their number."""
+    with their number, of answers with the drafts."""
     parts = [f"pp{n_prompt}"] * (n_prompt > 0) + [f"tg{n_gen}"] * (n_gen > 0)
-    several = f" np{n_parallel}" if n_parallel > 1 else ""
+    several = f" np{n_parallel}" * (n_parallel > 1) + f" {spec_type}" * bool(spec_type)
     return "+".join(parts) + several + (f" @ d{n_depth}" if n_depth else "")
 
 
@@ -88,6 +91,9 @@ class Case:
     loading: Loading = Loading()
     n_parallel: int = 1
     """Conversations, each of n_depth tokens and more, that are written together."""
+    spec_type: str = ""
+    """Drafts of the answer that is written behind a text; empty: random tokens are written."""
+    draft_model: str | None = None
 
     @classmethod
     def of(cls, request: dict[str, Any]) -> Case:
@@ -101,7 +107,7 @@ class Case:
 
     @property
     def test(self) -> str:
-        return test_name(self.n_prompt, self.n_gen, self.n_depth, self.n_parallel)
+        return test_name(self.n_prompt, self.n_gen, self.n_depth, self.n_parallel, self.spec_type)
 
     @property
     def only_writes(self) -> bool:
@@ -174,6 +180,8 @@ class Lists:
     stored: Callable[[str, str, float], str] = lambda model, method, ratio: "f16"
     loading: Loading = Loading()
     n_parallel: Sequence[int] = (1,)
+    spec_type: Sequence[str] = ("",)
+    draft_model: str | None = None
 
     def tests(self) -> list[tuple[int, int]]:
         return [
@@ -185,7 +193,7 @@ class Lists:
     def cases(self) -> list[Case]:
         """All rows, those of a test behind one another, its full caches first."""
         found = []
-        for model, ngl, batch, ubatch, fa, threads, depth, n_parallel, (p, n) in product(
+        for model, ngl, batch, ubatch, fa, threads, depth, n_parallel, (p, n), spec in product(
             self.models,
             self.n_gpu_layers,
             self.n_batch,
@@ -195,6 +203,7 @@ class Lists:
             self.n_depth,
             self.n_parallel,
             self.tests(),
+            self.spec_type,
         ):
             test = Case(
                 model,
@@ -209,6 +218,8 @@ class Lists:
                 fill=self.fill,
                 loading=self.loading,
                 n_parallel=n_parallel,
+                spec_type=spec,
+                draft_model=self.draft_model if MODEL in spec else None,
             )
             rows = [replace(test, **x) for x in self._settings(model)]
             beside = (

@@ -26,6 +26,7 @@ NOT_LONG = {
     "n_gen": "-n",
     "n_pairs": "-pg",
     "n_parallel": "-npl",
+    "spec_type": "--spec-type",
     "output": "-o",
     "compare": "--compare",
     "equal_bytes": "--equal-bytes",
@@ -104,7 +105,7 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
     from functools import lru_cache
 
     from edgekv.choice.stored import stored_as
-    from edgekv.commands.load import count_threads, model_info
+    from edgekv.commands.load import count_threads, model_info, model_path
     from edgekv.memory import dense
     from edgekv_lab.bench.spec import Lists
 
@@ -133,6 +134,8 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         stored=lambda path, name, ratio: stored_as(path, info(path), name, ratio),
         loading=options.loading,
         n_parallel=options.n_parallel,
+        spec_type=options.spec_type or [""],
+        draft_model=model_path(options.model_draft) if options.model_draft else None,
     )
 
 
@@ -154,6 +157,7 @@ def check(lists: Lists, is_long: bool = False) -> None:
             " 0"
         )
     check_several(lists)
+    check_drafts(lists)
     longest = max(lists.n_depth, default=0) + (0 if is_long else max(map(sum, tests)))
     if longest > CTX_MAX:
         raise BadInput(
@@ -193,6 +197,18 @@ def check_several(lists: Lists) -> None:
             "conversations that write together are not compressed meanwhile: give -n at most"
             f" {TAIL - APPEND_MAX} with -npl"
         )
+
+
+def check_drafts(lists: Lists) -> None:
+    """Raises BadInput where answers cannot be written with these drafts."""
+    from edgekv.chat.drafts import MODEL
+
+    if not any(lists.spec_type):
+        return
+    if any(n for n, _ in lists.tests()) or max(lists.n_parallel) > 1 or lists.fill == "repeat":
+        raise BadInput("--spec-type is for tests that only write, one answer: give -p 0")
+    if any(MODEL in x for x in lists.spec_type) and not lists.draft_model:
+        raise BadInput(f"drafts of the type {MODEL} are a model's: give it with -md")
 
 
 def learn(lists: Lists) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edgekv.base.defaults import N_UBATCH
+from edgekv.chat.drafts import check_types
 from edgekv.choice.config import HIDDEN
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import LOADING
@@ -29,6 +30,8 @@ class BenchOptions:
     n_pairs: list[tuple[int, int]]
     n_depth: list[int]
     n_parallel: list[int]
+    spec_type: list[str]
+    model_draft: str | None
     fill: str
     n_batch: list[int]
     n_ubatch: list[int]
@@ -92,6 +95,11 @@ def switches(ctx: click.Context, param: click.Parameter, values: Sequence[str]) 
     return [SWITCH[name.lower()] for name in found]
 
 
+def drafts(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
+    """Click callback: types of drafts, once or more. Raises BadInput."""
+    return [check_types(x.replace("+", ",")) for text in values for x in text.split(",")]
+
+
 def _many(names: str, *, default: str, help: str, metavar: str = "LIST", **more: Any) -> Any:
     """An option that takes a list, and may be given more than once."""
     return click.option(
@@ -147,6 +155,19 @@ bench_options = grouped(
             callback=ints,
             help="Conversations that write together, a token of each in one pass; speeds and bytes "
             "are of all.",
+        ),
+        _many(
+            "--spec-type spec_type",
+            default="",
+            callback=drafts,
+            metavar="TYPES",
+            help="Drafts, such as none,ngram-simple: tests that only write have the answer at "
+            "temperature 0 behind a text, instead of random tokens. + between several at once.",
+        ),
+        option(
+            "-md --model-draft --spec-draft-model model_draft",
+            metavar="MODEL",
+            help="The draft model of draft-simple.",
         ),
         option(
             "--fill",
