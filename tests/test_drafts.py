@@ -265,6 +265,20 @@ def test_a_text_that_repeats_itself_goes_on_so():
     assert guesses.next([9, 1, 2, 1, 2], 9) == [1, 2, 1, 2, 1, 2]
 
 
+def test_the_place_where_most_tokens_are_the_same_is_taken():
+    guesses = Ngrams(Drafting("ngram-simple", 2, 3), Cheap())
+    text = [9, 8, 1, 2, 50, 51, 52, 7, 1, 2, 60, 61, 62, 9, 8, 1]
+    assert guesses.next([*text, 2], 9) == [50, 51, 52]
+    assert guesses.next([*text, 2, 50], 9) == [51, 52, 7]
+    assert Ngrams(Drafting("ngram-simple", 2, 3), Cheap()).next([*text[2:], 7, 1, 2], 9)[0] == 60
+
+
+def test_of_a_long_prompt_the_whole_is_searched():
+    text = list(range(1000, 4000))
+    guesses = Ngrams(Drafting("ngram-simple", 2, 3), Cheap())
+    assert guesses.next([*text, 1003, 1004], 9) == [1005, 1006, 1007]
+
+
 def test_guesses_that_are_wrong_are_checked_no_more():
     costs = Costs()
     costs.took(1, 10.0)

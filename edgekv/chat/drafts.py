@@ -31,7 +31,7 @@ class Drafting:
     """
 
     type: str = NONE
-    ngram_size_n: int = 4
+    ngram_size_n: int = 2
     ngram_size_m: int = MOST
     draft_model: str | None = None
     draft_n_max: int = MOST
@@ -160,24 +160,30 @@ def paying(shares: Iterable[float], ms: Sequence[float], each: float = 0.0) -> i
 
 
 class Ngrams:
-    """Drafts of one answer: a text is likely to go on as it did where its last tokens stood before.
+    """Drafts of one answer: a text is likely to go on as it did where its last tokens stood before;
+    of the last such places, where most tokens before them are the same.
 
     Every token that comes says whether a guess would have been right, so the share of right ones is
     known for nothing, by how many tokens were the same before. A draft is as long as that pays.
     """
 
-    STEPS = (0, 6, 10, 16, 32)
+    STEPS = (0, 2, 3, 4, 6, 10, 16, 32)
     """Numbers of same tokens from which the share of right guesses is another one."""
-    FIRST = (0.6, 0.7, 0.8, 0.85, 0.9)
+    FIRST = (0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
     """Those shares before anything is known, which counts as much as N_FIRST guesses."""
     N_FIRST = 8.0
     LASTS = 0.97
     """By how much an older guess counts less than the next one."""
+    PLACES = 8
+    """That are compared, the newest ones."""
+    LEARNS = 256
+    """Last tokens of a prompt whose guesses are counted."""
 
     def __init__(self, drafting: Drafting, costs: Costs) -> None:
         self._n, self._m, self._costs = drafting.ngram_size_n, drafting.ngram_size_m, costs
         self._tokens: list[int] = []
-        self._places: dict[tuple[int, ...], int] = {}
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        """Of last tokens: where they have ended."""
         self._at = 0
         """Where the token stands that is expected next; 0: none is."""
         self._same = 0
@@ -187,8 +193,11 @@ class Ngrams:
 
     def next(self, tokens: Sequence[int], most: int) -> list[int]:
         """See `Drafts`."""
-        for token in tokens[len(self._tokens) :]:
-            self._follow(int(token))
+        for i in range(len(self._tokens), len(tokens)):
+            if i + self.LEARNS < len(tokens):
+                self._add(int(tokens[i]))
+            else:
+                self._follow(int(tokens[i]))
         most = min(most, self._m)
         if not self._at or most < 1:
             return []
@@ -198,20 +207,27 @@ class Ngrams:
             draft.append(self._tokens[place] if place < n else draft[place - n])
         return draft
 
+    def _add(self, token: int) -> list[int]:
+        """A token comes. Returns the places where the last tokens have ended before."""
+        self._tokens.append(token)
+        places = self._places.setdefault(tuple(self._tokens[-self._n :]), [])
+        before = places[-self.PLACES :]
+        places.append(len(self._tokens))
+        return before
+
     def _follow(self, token: int) -> None:
         is_right = False
         if self._at:
             is_right, step = self._tokens[self._at] == token, self._step(self._same)
             self._right[step] = self._right[step] * self.LASTS + is_right
             self._all[step] = self._all[step] * self.LASTS + 1
-        self._tokens.append(token)
-        n, key = len(self._tokens), tuple(self._tokens[-self._n :])
-        place = self._places.get(key, 0)
-        self._places[key] = n
+        places = self._add(token)
         if is_right:
             self._at, self._same = self._at + 1, self._same + 1
         else:
-            self._at, self._same = place, self._same_before(place, n) if place else 0
+            n = len(self._tokens)
+            same = ((self._same_before(place, n), place) for place in places)
+            self._same, self._at = max(same, default=(0, 0))
 
     def _same_before(self, a: int, b: int) -> int:
         n = 0
