@@ -58,13 +58,15 @@ def written(llm, prompt, n: int = N, **more) -> list[int]:
 
 
 def rows(llm):
-    """Of every layer and head: which tokens it holds, and its keys and values."""
-    store = llm.engine.store
-    return [
-        (store.positions(il, k), *store.rows(il, k))
-        for il, layer in enumerate(store.layers)
-        for k in range(layer.n_head_kv)
-    ]
+    """Of every layer and head: which tokens it holds, and their keys and values. Where scores are
+    about equal, a rounding decides in which order they lie.
+    """
+    store, found = llm.engine.store, []
+    for il, layer in enumerate(store.layers):
+        for k in range(layer.n_head_kv):
+            at = np.argsort(store.positions(il, k))
+            found.append([x[at] for x in (store.positions(il, k), *store.rows(il, k))])
+    return found
 
 
 NEAR = 0.03
