@@ -853,3 +853,34 @@ def test_a_question_has_the_same_bits_whether_or_not_another_one_came_before(
         said.append(last_logits(llm).tobytes())
         llm.close()
     assert n_there == 300 and said[0] == said[1]
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_an_earlier_question_has_the_same_answer_after_a_later_one(tiny, text, tmp_path, kind):
+    """It is read again from where its reading began, not its last token alone."""
+    said, prompts = list[tuple[int, bytes]](), [[*text(300)]]
+    for _ in range(2):
+        llm = load(tiny("llama-gqa"), kind, kv_ratio=0.3, n_ubatch=64)
+        with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+            for i in range(4):
+                if i == len(prompts):
+                    prompts.append([*prompts[-1], *write(llm), *text(10, i)])
+                llm.eval(prompts[i][pool.use(prompts[i]) :])
+                said.append((i, last_logits(llm).tobytes()))
+            for i in (1, 2, 1, 3):
+                llm.eval(prompts[i][pool.use(prompts[i]) :])
+                said.append((i, last_logits(llm).tobytes()))
+        llm.close()
+    assert len(set(said)) == 4
+
+
+def test_what_is_asked_again_is_read_from_where_it_was(tiny, text):
+    """And not from the end of another conversation that shares more with it."""
+    llm, prompt, said = load(tiny("llama-gqa"), "q8_0", kv_ratio=0.3), [*text(340)], []
+    with Conversations(llm) as pool:
+        for n in (340, 320, 340):
+            n_there = pool.use(prompt[:n], cuts=[300], is_fresh=n == 320)
+            llm.eval(prompt[n_there:n])
+            said.append(last_logits(llm).tobytes())
+            write(llm)
+    assert n_there == 300 and said[0] == said[2]

@@ -45,14 +45,16 @@ def best(
 
     def usable(x: Entry) -> int:
         n = x.reachable(prompt)
-        if n == len(prompt) or (n, len(prompt)) == x.turn or _is_worth(llm, x, n, n):
+        if n in (len(prompt), x.begin_of(prompt)) or _is_worth(llm, x, n, n):
             return n
         return max((end for end in (x.least, x.mark) if 0 < end <= n), default=0)
 
     def order(x: Entry) -> tuple[object, ...]:
         named = name is not None and x.name == name
         n = usable(x)
-        return n, named, n >= x.least, x is now, x.parked is not None, x.last_used
+        # what is asked again is read as it was; from the front only where there is nothing else
+        is_again = n == len(prompt) or bool(x.begin_of(prompt))
+        return is_again, n, named, n >= x.least, x is now, x.parked is not None, x.last_used
 
     first = max(known, key=order)
     n = usable(first)

@@ -174,16 +174,17 @@ class Conversations:
         self._name_current(name)
         self._current.last_used = self._now()
         self._current.is_under_way, self._is_answer = True, is_answer
+        self._current.turns = {end: x for end, x in self._current.turns.items() if end <= n}
         if n < n_prompt and not is_answer:
-            self._current.turn = n, n_prompt
-            self.round_rows()
+            self.read_behind(n, n_prompt)
         self._llm.turn.checkpoints.begin_turn(n, n_prompt)
         self._cut(n, {x for x in cuts if n < x < n_prompt})
 
-    def round_rows(self) -> None:
-        """A prompt is going to be read behind the current conversation: what it sees of it is what
-        it will see when it is asked again.
+    def read_behind(self, n: int, n_prompt: int) -> None:
+        """A prompt of n_prompt tokens is going to be read behind the n tokens of the current
+        conversation. What it sees of them is what it will see when it is asked again.
         """
+        self._current.has_turn(n, n_prompt)
         if self._llm.engine is not None:
             self._llm.engine.store.round_rows()
 
@@ -491,7 +492,7 @@ class Conversations:
         now = self._current
         now.tokens, now.least, now.mark = entry.tokens, entry.least, entry.mark
         now.anywhere = entry.anywhere
-        now.prompt, now.last, now.turn = entry.prompt, entry.last, entry.turn
+        now.prompt, now.last, now.turns = entry.prompt, entry.last, dict(entry.turns)
 
     def _store_if_one(self, entry: Entry, taken: Callable[[], Parked]) -> None:
         """`_store`, for a conversation that may be of several settings."""
@@ -596,9 +597,9 @@ class Conversations:
         now, kv = self._current, llm.engine
         now.prompt = None
         if kv is not None and any(layer.waits for layer in kv.store.layers):
-            begin = max(now.turn[0], kv.store.memory().boundary)
+            begin = max(now.turns.get(llm.n_tokens, 0), kv.store.memory().boundary)
             if begin < llm.n_tokens:
-                now.turn = begin, llm.n_tokens
+                now.has_turn(begin, llm.n_tokens)
                 return
         values = parked.logits(llm)
         if values is not None:
@@ -607,7 +608,7 @@ class Conversations:
     def keep_beginning(self, llm: Holder) -> None:
         """Keep the current conversation's beginning, which it cannot be taken back to later."""
         now = Entry(llm.tokens, self._key(), is_boundary=True)
-        now.prompt, now.turn = self._current.prompt, self._current.turn
+        now.prompt, now.turns = self._current.prompt, dict(self._current.turns)
         now.set_reach(parked.reach_of_copy(llm))
         now.last_used = self._now()
         mine = [x for x in self._waiting if x.settings == now.settings]

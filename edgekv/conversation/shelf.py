@@ -31,7 +31,7 @@ OTHERS = "it is of another method, of other limits, or of another version of edg
 SUFFIX = ".kvtalk"
 NOTE = {"settings", "least", "name", "is_boundary"}
 """What each note says."""
-NEWER = {"turn", "base"}
+NEWER = {"turn", "turns", "base"}
 """What newer ones say besides."""
 LOOK_S = 1.0
 """Seconds after which the folder is looked at again."""
@@ -208,7 +208,7 @@ def note_of(llm: Holder, entry: Entry) -> dict[str, Any]:
         "least": entry.least,
         "name": entry.name,
         "is_boundary": entry.is_boundary,
-        "turn": list(entry.turn),
+        "turns": sorted(entry.turns.items()),
         "base": base_of(llm),
     }
 
@@ -222,18 +222,22 @@ def is_of(note: Any, settings: str, base: str) -> bool:
     return note.get("settings") == settings or (base != "" and note.get("base") == base)
 
 
+def _is_turn(x: Any) -> bool:
+    return isinstance(x, list) and [type(n) for n in x] == [int, int] and 0 <= x[1] < x[0]
+
+
 def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
     """The conversation in a file. None if its note is not one of ours."""
     note, n = found.note, len(found.tokens)
     if not isinstance(note, dict) or set(note) - NEWER != NOTE:
         return None
-    least, name, turn = note["least"], note["name"], note.get("turn", [0, 0])
+    least, name, turns = note["least"], note["name"], note.get("turns", [])
     if (
         n == 0
         or type(least) is not int
         or not 0 <= least <= n
         or not isinstance(name, (str, type(None)))
-        or not (isinstance(turn, list) and [type(x) for x in turn] == [int, int])
+        or not (isinstance(turns, list) and all(map(_is_turn, turns)))
     ):
         return None
     return Entry(
@@ -245,5 +249,5 @@ def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
         id=path.name.removesuffix(SUFFIX),
         last_used=used,
         path=path,
-        turn=(turn[0], turn[1]),
+        turns={end: begin for end, begin in turns},
     )

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from edgekv.base.beginnings import n_shared
 from edgekv.conversation.parked import Parked, Reach
 
+N_TURNS = 16
+"""Prompts of one conversation of which it is known where their reading began."""
+
 
 @dataclass(frozen=True)
 class Talk:
@@ -69,9 +72,9 @@ class Entry:
     """The end of the conversation's last prompt."""
     last: End | None = None
     """The end of all its tokens, while the conversation waits."""
-    turn: tuple[int, int] = (0, 0)
-    """Tokens behind which its last prompt was read, or an end of it whose rows are rounded later,
-    and those of the prompt.
+    turns: dict[int, int] = field(default_factory=dict)
+    """Of its last prompts by their numbers of tokens: behind how many each was read, or an end of
+    it whose rows are rounded later.
     """
 
     @property
@@ -113,20 +116,28 @@ class Entry:
         """
         if self.end_of(tokens):
             return len(tokens)
+        begin = self.begin_of(tokens)
+        if begin is not None:
+            return begin  # its last token alone would get other logits
         shared = min(n_shared(tokens, self.tokens), len(tokens) - 1)
-        if self.is_known(tokens, shared):
-            return self.turn[0]  # its last token alone would get other logits
         if shared >= max(self.first, 1):
             return shared
         return self.mark if 0 < self.mark <= shared else 0
 
-    def is_known(self, tokens: NDArray[np.int32], n_have: int) -> bool:
-        """Whether this prompt was read last, of which it has n_have tokens, and can be read again
-        from where it was.
+    def begin_of(self, tokens: NDArray[np.int32]) -> int | None:
+        """Where this prompt was read from, if it is one of its last, and can be read again from
+        there.
         """
-        begin, end = self.turn
-        is_there = begin == 0 or self.first <= begin <= n_have
-        return is_there and len(tokens) == end == n_have + 1
+        begin = self.turns.get(len(tokens))
+        if begin is None or n_shared(tokens, self.tokens) < len(tokens) - 1:
+            return None
+        return begin if begin == 0 or self.first <= begin else None
+
+    def has_turn(self, begin: int, end: int) -> None:
+        """A prompt that makes it `end` tokens is read behind `begin` of them."""
+        self.turns[end] = begin
+        for old in sorted(self.turns)[:-N_TURNS]:
+            del self.turns[old]
 
     def covers(self, other: Entry) -> bool:
         """Whether it can be taken back to whatever `other` can be taken back to."""

@@ -85,7 +85,7 @@ class Turns:
         n = self._pool.use(tokens, cuts=prompt.cuts, is_answer=True)
         ends: Sequence[int] = []
         if n < len(prompt.tokens):
-            self._pool.round_rows()
+            self._pool.read_behind(n, len(prompt.tokens))
             ends = self._ends(prompt.parts, prompt.tokens)
         self._cut(n, ends)
         return n
