@@ -884,3 +884,27 @@ def test_what_is_asked_again_is_read_from_where_it_was(tiny, text):
             said.append(last_logits(llm).tobytes())
             write(llm)
     assert n_there == 300 and said[0] == said[2]
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_chat_has_one_answer_whatever_was_asked_between(tiny, text, kind):
+    """Chats of one or two turns that begin alike, with answers of any length."""
+    rng, header = np.random.default_rng(3), text(5, 99)
+    documents = [text(n, n) for n in (30, 70, 150, 400)]
+    questions = [text(n, n) for n in (5, 20, 60, 66)]
+    logits, answers = dict[tuple[int, ...], bytes](), dict[tuple[int, ...], list[int]]()
+    llm = load(tiny("llama-gqa"), kind, n_ctx=2048, kv_ratio=0.3, kv_tail=512, n_ubatch=1024)
+    with Conversations(llm) as pool:
+        for _ in range(120):
+            front = documents[rng.integers(4)]
+            prompt = (*front, *questions[rng.integers(4)], *header)
+            if rng.random() < 0.5 and prompt in answers:
+                front = (*prompt, *answers[prompt])
+                prompt = (*front, *questions[rng.integers(4)], *header)
+            n_there = pool.use(prompt, cuts=[len(front), len(prompt) - len(header)])
+            llm.eval(prompt[n_there:])
+            now = last_logits(llm).tobytes()
+            assert logits.setdefault(prompt, now) == now
+            said = write(llm, rng.choice([1, 8, 30, 230]))
+            assert all(a == b for a, b in zip(answers.setdefault(prompt, said), said))
+            pool.end_answer()
