@@ -874,6 +874,16 @@ def test_an_earlier_question_has_the_same_answer_after_a_later_one(tiny, text, t
     assert len(set(said)) == 4
 
 
+def test_a_whole_cache_does_not_read_an_earlier_prompt_again(tiny, text):
+    llm = load(tiny("llama-gqa"))
+    with Conversations(llm) as pool:
+        for n in (300, 350, 300):
+            n_there = pool.use(text(350)[:n])
+            llm.eval(text(350)[n_there:n])
+            write(llm)
+    assert n_there == 299
+
+
 def test_what_is_asked_again_is_read_from_where_it_was(tiny, text):
     """And not from the end of another conversation that shares more with it."""
     llm, prompt, said = load(tiny("llama-gqa"), "q8_0", kv_ratio=0.3), [*text(340)], []

@@ -184,9 +184,11 @@ class Conversations:
         """A prompt of n_prompt tokens is going to be read behind the n tokens of the current
         conversation. What it sees of them is what it will see when it is asked again.
         """
-        self._current.has_turn(n, n_prompt)
         if self._llm.engine is not None:
             self._llm.engine.store.round_rows()
+        else:  # an earlier prompt's last token gives nearly its logits
+            self._current.turns.clear()
+        self._current.has_turn(n, n_prompt)
 
     # ---- several conversations in one pass over the weights
 
