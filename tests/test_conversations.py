@@ -918,3 +918,21 @@ def test_a_chat_has_one_answer_whatever_was_asked_between(tiny, text, kind):
             said = write(llm, rng.choice([1, 8, 30, 230]))
             assert all(a == b for a, b in zip(answers.setdefault(prompt, said), said))
             pool.end_answer()
+
+
+def test_a_conversation_that_is_held_waits_whatever_it_takes(make, text):
+    """An answer that is written in turns is not read again in each of them."""
+    llm = make()
+    with Conversations(llm, cache_ram=0) as pool:
+        mine, other = Pooled(pool, llm), Pooled(pool, llm)
+        mine.ask(text(N_DOCUMENT))
+        pool.hold()
+        id = pool.current_id
+        other.ask(text(N_DOCUMENT, 1))
+        assert pool.n_bytes > 0
+        assert pool.use(mine.tokens, is_answer=True) == len(mine.tokens) - 1
+        llm.eval(mine.tokens[-1:])
+        other.ask(text(N_QUESTION, 2))
+        assert other.n_read > N_DOCUMENT and [x.id for x in pool.list() if not x.is_current] == [id]
+        pool.give_up(id)
+        assert pool.n_bytes == 0

@@ -22,6 +22,7 @@ from edgekv import commands
 from edgekv.chat.sampler import Sampling
 from edgekv.chat.template import Syntax
 from edgekv.commands.serve import serve_options
+from edgekv.conversation.pool import Conversations
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
@@ -120,8 +121,11 @@ def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
     assert together == alone
 
 
-def test_an_answer_that_is_forgotten_meanwhile_is_read_again_in_the_same_parts(working, text):
+def test_an_answer_that_is_forgotten_meanwhile_is_read_again_in_the_same_parts(
+    working, text, monkeypatch
+):
     """What a prompt keeps depends on where it is cut."""
+    monkeypatch.setattr(Conversations, "hold", lambda pool: None)
     prompts = [Prompt(list(text(400, seed)), cuts=(300,)) for seed in range(2)]
     said = []
     for n_parallel in (1, 2):
@@ -133,6 +137,17 @@ def test_an_answer_that_is_forgotten_meanwhile_is_read_again_in_the_same_parts(w
             log.wait()
         said.append([log.text for log in logs])
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("cache", [{}, {"kv_ratio": 0.2, "kv_method": "snapkv"}])
+def test_answers_in_turns_are_not_read_again_where_nothing_may_wait(working, text, cache):
+    worker, llm = working(2, cache_ram=0, **cache)
+    logs = [Log() for _ in range(2)]
+    for seed, log in enumerate(logs):
+        worker.submit(Job(request(list(text(100, seed)), n=60), log))
+    for log in logs:
+        log.wait()
+    assert llm.n_evaluated <= 2 * (100 + 60)
 
 
 @pytest.mark.parametrize("n_prompt", [20, 90, 300])

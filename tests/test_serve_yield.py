@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from edgekv.conversation.pool import Conversations
 from edgekv.errors import EdgeKVError
 from edgekv.native import Prefill
 from edgekv.serve import job as jobs
@@ -190,8 +191,9 @@ def test_an_answer_that_was_begun_goes_on_while_a_prompt_is_read(working, model,
     assert order.index(("guest", Done)) < order.index(("long", Written))
 
 
-def test_others_that_are_read_again_do_not_count_as_progress(working, eager):
-    """Without memory for conversations that wait, an answer's prompt is read before each turn."""
+def test_others_that_are_read_again_do_not_count_as_progress(working, eager, monkeypatch):
+    """Where there is no memory for it, an answer's prompt is read before each turn."""
+    monkeypatch.setattr(Conversations, "hold", lambda pool: None)
     worker, guest = working(cache_ram=0), Shared("guest")
     log, _, _ = busy(worker, guest, some(60, 1))
     assert log.wait() and guest.wait()

@@ -102,7 +102,9 @@ class Conversations:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory that waiting conversations and beginnings take; at most cache_ram."""
+        """Bytes of memory that waiting conversations and beginnings take; at most cache_ram, but
+        for what is held.
+        """
         return sum(entry.n_bytes for entry in self._waiting)
 
     @property
@@ -342,7 +344,14 @@ class Conversations:
                         self._llm.reset()
                         self._current = self._fresh()
 
-    # ---- the end of an answer
+    # ---- an answer, and its end
+
+    def hold(self) -> None:
+        """The current conversation's answer is going to be written in turns with others. Until
+        `end_answer` or `give_up` it waits in memory, for which others have to leave: without it,
+        all of it would have to be read again in each turn.
+        """
+        self._current.is_held = True
 
     def end_answer(self) -> None:
         """The answer behind the current conversation is complete. Others of which it holds every
@@ -351,7 +360,7 @@ class Conversations:
         with self._llm.guard.use():
             self._look()
             now = self._current
-            now.is_under_way = False
+            now.is_under_way = now.is_held = False
             held = [x for x in self._waiting if x.may_go and now.has_all_of(x)]
             if held and not (self._shelf and self._shelf.knows(now)):
                 longest = max(held, key=lambda x: len(x.tokens))
@@ -373,7 +382,8 @@ class Conversations:
             entry = next((x for x in known if x.id == id and x.is_under_way), None)
             if entry is None:
                 return
-            entry.is_under_way = False
+            entry.is_under_way = entry.is_held = False
+            self._make_room(0)
             others = [x for x in known if x.has_all_of(entry) and x.covers(entry)]
             if others and entry.may_go:
                 self._erase(entry)
@@ -513,7 +523,7 @@ class Conversations:
         n_bytes = parked.size(self._llm) + entry.tokens.nbytes + 8 * self._llm.n_vocab()
         n_archive = parked.archive_size(self._llm)
         entry.set_reach(parked.reach_of_copy(self._llm))
-        if n_bytes <= self._cache_ram and n_archive <= self._most_archived:
+        if entry.is_held or (n_bytes <= self._cache_ram and n_archive <= self._most_archived):
             self._make_room(n_bytes, n_archive)
             why = self._take(entry, taken)
         elif entry.path is None:
@@ -552,8 +562,8 @@ class Conversations:
             archives = self.n_bytes_archive + n_archive
             return n_archive > 0 and archives > self._most_archived
 
-        while is_full():
-            oldest = min((x for x in self._waiting if x.parked), key=lambda x: x.last_used)
+        while is_full() and (others := [x for x in self._waiting if x.parked and not x.is_held]):
+            oldest = min(others, key=lambda x: x.last_used)
             why = self._write(oldest)
             oldest.leave_memory()
             if oldest.path is None:

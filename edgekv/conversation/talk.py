@@ -63,6 +63,8 @@ class Entry:
     """The conversation stays as it is, whatever goes on from it."""
     is_under_way: bool = False
     """Its answer is not complete."""
+    is_held: bool = False
+    """Its answer is being written beside others: it waits in memory, however much it takes."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     last_used: float = 0.0
     parked: Parked | None = None

@@ -75,6 +75,7 @@ class Turns:
         """
         ends = self._ends(parts, tokens)
         n = self._pool.use(tokens, cuts={*cuts, *ends}, is_fresh=is_fresh)
+        self._pool.hold()
         self._cut(n, ends)
         return n
 
@@ -83,6 +84,7 @@ class Turns:
         many of its tokens need not be read. If it is gone, the prompt is cut as it was.
         """
         n = self._pool.use(tokens, cuts=prompt.cuts, is_answer=True)
+        self._pool.hold()
         ends: Sequence[int] = []
         if n < len(prompt.tokens):
             self._pool.read_behind(n, len(prompt.tokens))
