@@ -936,3 +936,13 @@ def test_a_conversation_that_is_held_waits_whatever_it_takes(make, text):
         assert other.n_read > N_DOCUMENT and [x.id for x in pool.list() if not x.is_current] == [id]
         pool.give_up(id)
         assert pool.n_bytes == 0
+
+
+def test_an_answer_that_is_stopped_before_anything_is_read_was_no_conversation(tiny, text, caplog):
+    caplog.set_level("INFO")
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3)
+    with Conversations(llm) as pool:
+        Pooled(pool, llm).ask(text(20))
+        pool.use(text(20, 1))
+        pool.give_up(pool.current_id)
+    assert "0 tokens" not in caplog.text

@@ -387,7 +387,8 @@ class Conversations:
             others = [x for x in known if x.has_all_of(entry) and x.covers(entry)]
             if others and entry.may_go:
                 self._erase(entry)
-                self.losses.part_of(entry, others[0])
+                if len(entry.tokens):
+                    self.losses.part_of(entry, others[0])
                 if entry is self._current:
                     self._llm.reset()
                     self._current = self._fresh()
