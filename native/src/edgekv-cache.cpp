@@ -328,7 +328,7 @@ int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool ag
         const int64_t n_used = t->ne[2] > 1 ? model.hparams.n_expert_used(il) : 1;
         const size_t n = edgekv_cpu().product_room(t, n_chunk * n_used);
         n_words = std::max(n_words, n);
-        if (n > 0 && again) unpacked[il] += edgekv_cpu().product_unpacked(t);
+        if (n > 0 && again) unpacked[il] += edgekv_cpu().product_unpacked(t, n_chunk);
     }
     size_t n_most = 0;
     for (const auto & [il, n] : unpacked) n_most = std::max(n_most, n);

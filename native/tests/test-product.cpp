@@ -51,7 +51,7 @@ void test_kept(ggml_tensor * node, work & words, int nth) {
     auto * got = (float *) node->data;
     const std::vector<float> expected(got, got + ggml_nelements(node));
     const ggml_tensor * weight = node->src[0];
-    std::vector<uint32_t> unpacked(edgekv_cpu_product_unpacked(weight));
+    std::vector<uint32_t> unpacked(edgekv_cpu_product_unpacked(weight, ggml_nrows(node)));
     const bool is_fast = edgekv_cpu_product_min_repacked(weight->type) != INT64_MAX;
     check(
         !is_fast || !unpacked.empty(), "%s: does not stay unpacked", ggml_type_name(weight->type));
@@ -202,7 +202,7 @@ void test_experts(ggml_type type, ggml_backend_buffer_type_t buft, bool each_its
         const size_t n_words = edgekv_cpu_product_words(node);
         // f32, which does not stay unpacked, is too slow
         const ggml_tensor * one = ggml_view_2d(ctx, weight, n_in, n_rows, weight->nb[1], 0);
-        const bool is_f32 = edgekv_cpu_product_unpacked(one) == 0;
+        const bool is_f32 = edgekv_cpu_product_unpacked(one, n_tokens) == 0;
         check(repacked || (n_words > 0) == !is_f32, "%s: experts are %s", ggml_type_name(type),
             n_words ? "taken" : "not taken");
         for (int nth = 1; n_words && nth <= 3; nth += 2) {

@@ -178,8 +178,10 @@ GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(enum ggml_type type);
 GGML_BACKEND_API size_t edgekv_cpu_product_room(
     const struct ggml_tensor * weight, int64_t n_tokens);
 
-// words of a weight, unpacked as the kernel reads it; 0 if it would not be read faster so
-GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(const struct ggml_tensor * weight);
+// words of a weight, unpacked as the kernel for that many tokens reads it; 0 if it would not be
+// read faster so
+GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(
+    const struct ggml_tensor * weight, int64_t n_tokens);
 
 struct edgekv_product_job {
     uint32_t * words;

@@ -160,9 +160,10 @@ size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
     });
 }
 
-size_t edgekv_cpu_product_unpacked(const ggml_tensor * w) {
+size_t edgekv_cpu_product_unpacked(const ggml_tensor * w, int64_t n_tokens) {
     const int64_t n_in = w->ne[0], n_rows = w->ne[1];
     if (w->ne[2] > 1) return 0; // all experts together are too many
+    if (few_words(w, n_tokens, stand_side_by_side(w))) return 0;
     return with_words(w->type, [&](auto words) -> size_t {
         using kernel = product<decltype(words)>;
         // f32 is multiplied so slowly that unpacking is nothing beside it

@@ -48,7 +48,7 @@ void edgekv_products::keep_unpacked(size_t most) {
     size_t n_all = 0;
     for (auto & n : nodes) {
         const ggml_tensor * w = n.node->src[0];
-        const size_t size = edgekv_cpu().product_unpacked(w);
+        const size_t size = edgekv_cpu().product_unpacked(w, ggml_nrows(n.node->src[1]));
         if (is_first && size > 0 && (n_all + size) * sizeof(uint32_t) <= most &&
             weights.emplace(w->data, weight { n_all, false }).second)
             n_all += size;
