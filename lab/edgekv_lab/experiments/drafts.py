@@ -1,7 +1,7 @@
 """Drafts: tokens a second with and without them, in answers that repeat their prompt, and in one.
 
-Both sides write the same answers in turns, in this process, at temperature 0; a round is all tasks.
-`same` is how many tokens of the answers are the same from their beginning. With `--rows` the time
+Both sides write the same answers in turns, in this process, at temperature 0 or with one seed; a
+round is all tasks. `same` is how many tokens of the answers are the same from their beginning. With `--rows` the time
 of a pass with 1 to 64 tokens is measured instead.
 """
 
@@ -33,7 +33,8 @@ NAMES = "Ada Bo Cleo Dan Eva Finn Gus Hana Ivo Jo Kim Lea Max Nora Otto Pia Quin
 
 
 def code() -> str:
-    folder, names = root() / "edgekv" / "methods", ("snapkv", "h2o", "tova", "keydiff")
+    names = "snapkv h2o tova keydiff knorm late expected cake".split()
+    folder = root() / "edgekv" / "methods"
     return "\n\n".join((folder / f"{name}.py").read_text() for name in names)
 
 
@@ -54,7 +55,10 @@ TASKS: dict[str, Callable[[], str]] = {
         " section by section, with its most important sentences word for word."
     ),
     "chat": lambda: "Tell a story about a lighthouse keeper who finds an old radio.",
+    "chat, drawn": lambda: "Tell a story about a lighthouse keeper who finds an old radio.",
 }
+DRAWN = {"chat, drawn": 1.0}
+"""Temperatures above 0: such an answer does not repeat itself."""
 
 
 def load(o: Options, **more: Any) -> Any:
@@ -70,10 +74,11 @@ def load(o: Options, **more: Any) -> Any:
     )
 
 
-def written(llm: Any, prompt: list[int], n: int) -> tuple[list[int], float]:
+def written(llm: Any, prompt: list[int], n: int, temp: float) -> tuple[list[int], float]:
     """Tokens of an answer, and seconds from the first to the last."""
     llm.reset()
-    answer, tokens = llm.generate(prompt, temp=0.0), list[int]()
+    llm.set_seed(1)
+    answer, tokens = llm.generate(prompt, temp=temp), list[int]()
     vocab, begin = llama_cpp.llama_model_get_vocab(llm.model), 0.0
     for token in answer:
         begin = begin or time.perf_counter()
@@ -94,7 +99,7 @@ def compare(o: Options, table: Sheet) -> None:
         prompt = sides[0].chat_template.prompt(chat).tokens[-o.n_ctx + o.tokens + 8 :]
         speeds, said = [], []
         for _ in range(o.n):
-            said = [written(llm, prompt, o.tokens) for llm in sides]
+            said = [written(llm, prompt, o.tokens, DRAWN.get(name, 0.0)) for llm in sides]
             speeds.append([len(tokens) / seconds for tokens, seconds in said])
         without, with_them = np.median(speeds, axis=0)
         a, b = (tokens for tokens, _ in said)
