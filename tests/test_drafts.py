@@ -284,7 +284,7 @@ def test_of_a_long_prompt_the_whole_is_searched():
 def test_guesses_that_are_wrong_are_checked_no_more():
     costs = Costs()
     costs.took(1, 10.0)
-    costs.took(2, 12.5)
+    costs.took(2, 10.5)
     guesses = Ngrams(Drafting("ngram-simple", 2), costs)
     rng, tokens, n = np.random.default_rng(0), [], []
     for _ in range(60):

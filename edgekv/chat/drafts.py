@@ -169,8 +169,10 @@ class Ngrams:
 
     STEPS = (0, 2, 3, 4, 6, 10, 16, 32)
     """Numbers of same tokens from which the share of right guesses is another one."""
-    FIRST = (0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-    """Those shares before anything is known, which counts as much as N_FIRST guesses."""
+    FIRST = (0.1, 0.1, 0.2, 0.4, 0.6, 0.75, 0.85, 0.9)
+    """Those shares before anything is known, which counts as much as N_FIRST guesses: low, since a
+    share that is higher is soon known without a draft.
+    """
     N_FIRST = 8.0
     LASTS = 0.97
     """By how much an older guess counts less than the next one."""
