@@ -1,8 +1,8 @@
 """Drafts: tokens a second with and without them, in answers that repeat their prompt, and in one.
 
 Both sides write the same answers in turns, in this process, at temperature 0 or with one seed; a
-round is all tasks. `same` is how many tokens of the answers are the same from their beginning. With `--rows` the time
-of a pass with 1 to 64 tokens is measured instead.
+round is all tasks. `same` is how many tokens of the answers are the same from their beginning. With
+`--rows` the time of a pass with 1 to 64 tokens is measured instead.
 """
 
 from __future__ import annotations
