@@ -357,7 +357,7 @@ def test_questions_of_squad_are_about_the_paragraphs_in_the_text(tmp_path):
     assert len(texts) > 1 and len({s.id for s in found}) == len(found)
     for text in texts:
         asked = [s.question for s in found if text_of(s) == text]
-        assert count(text) <= 200 and 1 < len(asked) <= answers.QUESTIONS
+        assert count(text) <= 200 and 1 < len(asked) <= SampleRequest.n_each
         for question in asked:
             thing = re.search(r"thing (\d+)", question)
             assert thing and f"Thing {thing[1]} is" in text
@@ -371,9 +371,9 @@ def test_texts_of_several_files_are_asked_about_in_turns(tmp_path):
     found = list(answers.samples(request(n=50, lengths=(100,), files=files)))
     own = [s.question.splitlines()[-1] for s in found if "one two" in s.context]
     assert own == ["Question: What is 0?", "Question: What is 1?", "Question: What is 2?"]
-    assert ["one two" in s.context for s in found][: 1 + answers.QUESTIONS + 1] == [
+    assert ["one two" in s.context for s in found][: 1 + SampleRequest.n_each + 1] == [
         True,
-        *[False] * answers.QUESTIONS,
+        *[False] * SampleRequest.n_each,
         True,
     ]
     assert len({s.id for s in found}) == len(found)

@@ -73,3 +73,22 @@ def test_sides_are_the_unpatched_library_and_edgekv(tiny):
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")][2:]
     assert [row[0] for row in rows[:2]] == ["| stock, 200 tokens", "| stock, 40 tokens"]
     assert [row[0] for row in rows[2:]] == [f"| edgekv, hidden {x}" for x in ("f32", "f16", "disk")]
+
+
+@pytest.mark.parametrize(
+    ("words", "heads"),
+    [("--turns -n 6", {"KL, first 5", "last 5"}), ("--needles 2", {"score"})],
+)
+def test_recall_is_measured_in_turns_and_by_what_is_found(tiny, tmp_path, words, heads):
+    path, book = tmp_path / "found.json", tmp_path / "book.txt"
+    book.write_text("The rain in the air is an art and a tin can. " * 60)
+    files = f"-f {book} " * ("--turns" in words)
+    line = f"recall -m {tiny('llama-gqa')} {files}--lengths 300 -t 1 --record {path} {words}"
+    done = typed(*line.split(), "--caches", "f16,0.3+0.05", "--method", "snapkv")
+    assert done.exit_code == 0, done.output
+    found = record.read(path)["recall"]
+    names = [head for head, _ in found.columns]
+    assert heads <= set(names)
+    full, again, recalled = ({n: x for n, x in zip(names, row)} for row in found.rows)
+    assert full["KL"] == again["KL"] == 0 < recalled["KL"]
+    assert len(found.samples[2]["kl"]) == full["same answer"][1]

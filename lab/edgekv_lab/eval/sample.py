@@ -60,6 +60,8 @@ class SampleRequest:
     """Tokens to predict behind the text."""
     ask: Callable[[str], str] = lambda message: ""
     """What the model answers with the full cache."""
+    n_each: int = 6
+    """Questions about each text, at most."""
 
     def count(self, text: str) -> int:
         """Tokens of a text for the model at hand."""

@@ -29,6 +29,7 @@ NAMES = (
     "products",
     "quality",
     "recall",
+    "recall-speed",
     "rivals",
     "same-answer",
     "second-turn",

@@ -5,9 +5,13 @@ the text was compressed. The full f16 cache answers; every other cache is judged
 divergence along that answer, at its first token, by the share of tokens that are the same, and by
 how many answers would be the same to their end. Bytes are those of main memory behind the text, the
 index among them. "question" is the time from a question to the first token of its answer, "next
-word" that of one token behind it: medians. A cache is RATIO or RATIO+RECALL, or the cache type of a
-full one; `f16:64` is read in chunks of 64 tokens, which says how much of a difference is that of
-sums in another order.
+word" that of one token behind it: medians. A cache is RATIO or RATIO+RECALL (+0: with an archive
+alone), or the cache type of a full one; `f16:64` is read in chunks of 64 tokens, which says how
+much of a difference is that of sums in another order.
+
+With --turns there are -n questions about the first text of each file, all in one conversation: each
+cache reads the full cache's answers before the next question. With --families or --needles each
+cache also answers by itself: "score" is that of its answers, as of `edgekv eval`.
 """
 
 from __future__ import annotations
@@ -26,12 +30,13 @@ from edgekv import llama_cpp
 from edgekv.commands.declare import Decorator, option
 from edgekv.commands.values import COUNT, FROM_ZERO
 from edgekv.learn.divergence import divergence, log_softmax
+from edgekv_lab.eval import metrics
 from edgekv_lab.eval.haystack import Count, fill, room
 from edgekv_lab.eval.interval import interval
-from edgekv_lab.eval.prompt import EvalPrompt, prompt
+from edgekv_lab.eval.prompt import prompt, template
 from edgekv_lab.eval.sample import Sample, SampleRequest
 from edgekv_lab.eval.sentences import sentences
-from edgekv_lab.eval.tasks import answers, needle
+from edgekv_lab.eval.tasks import answers, needle, ruler
 from edgekv_lab.experiments.experiment import (
     AUTO,
     MODEL,
@@ -56,6 +61,9 @@ COLUMNS = (
     ("question, s", "{:.2f}"),
     ("next word, ms", "{:.0f}"),
 )
+ENDS = 5
+OF_TURNS = (f"KL, first {ENDS}", "{:.4f}"), (f"last {ENDS}", "{:.4f}")
+OF_SCORES = ("score", "{:.1f} %"), ("interval", "{:.1f} to {:.1f} %")
 
 
 def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
@@ -64,6 +72,7 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
     if cache[0].isdigit():
         ratio, _, recall = cache.partition("+")
         how |= {"kv_ratio": float(ratio), "kv_recall": float(recall or 0)}
+        how |= {"kv_archive": "temporary" if recall else "off"}
     else:
         name, _, n_ubatch = cache.partition(":")
         how = {"kv_method": "full", "type_k": KINDS[name], "type_v": KINDS[name]}
@@ -77,6 +86,9 @@ Logits = NDArray[np.float32]
 class Asker:
     """A model with one cache, which is asked question after question behind the same text."""
 
+    in_turns = False
+    """Questions follow each other's answers."""
+
     def __init__(self, llm: Any) -> None:
         self.llm, self.n = llm, 0
 
@@ -86,9 +98,9 @@ class Asker:
         self.n = len(text)
 
     def ask(self, question: Sequence[int]) -> Logits:
-        """Logits [n_vocab] behind the text and a question: what came behind the text is taken
-        back."""
-        assert self.llm.back_to(self.n)
+        """Logits [n_vocab] behind the text and a question: what came behind the text is taken back,
+        but in turns."""
+        assert self.in_turns or self.llm.back_to(self.n)
         return self.step(question)
 
     def n_bytes(self) -> tuple[int, int]:
@@ -102,19 +114,36 @@ class Asker:
         return logits
 
 
-Answer = tuple[list[int], Logits]
+class Question(NamedTuple):
+    """text: tokens that are compressed; rest: those of the question behind them."""
+
+    text: tuple[int, ...]
+    rest: tuple[int, ...]
+    sample: Sample
+
+
+class Answer(NamedTuple):
+    """The full cache's. log_p: [len(tokens), n_vocab] by which they were chosen."""
+
+    question: Sequence[int]
+    tokens: list[int]
+    log_p: Logits
 
 
 def of_full(asker: Asker, question: Sequence[int], most: int) -> Answer:
-    """The full cache's answer, and the log-probabilities it was chosen by."""
-    vocab = llama_cpp.llama_model_get_vocab(asker.llm.model)
+    """The greedy answer of at most so many tokens."""
     logits, tokens, found = asker.ask(question), list[int](), []
     while True:
         found.append(logits)
         tokens.append(int(logits.argmax()))
-        if len(tokens) == most or llama_cpp.llama_vocab_is_eog(vocab, tokens[-1]):
-            return tokens, log_softmax(np.array(found))
+        if len(tokens) == most or is_end(asker.llm, tokens[-1]):
+            return Answer(question, tokens, log_softmax(np.array(found)))
         logits = asker.step(tokens[-1:])
+
+
+def is_end(llm: Any, token: int) -> bool:
+    vocab = llama_cpp.llama_model_get_vocab(llm.model)
+    return bool(llama_cpp.llama_vocab_is_eog(vocab, token))
 
 
 class Judged(NamedTuple):
@@ -126,47 +155,65 @@ class Judged(NamedTuple):
     word: float
 
 
-def judged(asker: Asker, question: Sequence[int], answer: Answer) -> Judged:
-    tokens, whole = answer
+def judged(asker: Asker, answer: Answer) -> Judged:
     begin = time.perf_counter()
-    found = [asker.ask(question)]
+    found = [asker.ask(answer.question)]
     asked = time.perf_counter()
-    for token in tokens[:-1]:
+    for token in answer.tokens[:-1]:
         found.append(asker.step([token]))
-    word = (time.perf_counter() - asked) / max(len(tokens) - 1, 1)
+    word = (time.perf_counter() - asked) / max(len(answer.tokens) - 1, 1)
     got = log_softmax(np.array(found))
-    return Judged(divergence(whole, got), got.argmax(1) == np.array(tokens), asked - begin, word)
+    same = got.argmax(1) == np.array(answer.tokens)
+    return Judged(divergence(answer.log_p, got), same, asked - begin, word)
 
 
-def texts(
-    prompts: Sequence[EvalPrompt],
-) -> Iterator[tuple[tuple[int, ...], list[tuple[int, EvalPrompt]]]]:
-    for text, some in groupby(enumerate(prompts), key=lambda x: x[1].text):
+def score(asker: Asker, sample: Sample, answer: Answer, is_same: bool) -> float:
+    """Of the cache's own answer, which is the full cache's where all tokens are the same."""
+    if not is_same:
+        answer = of_full(asker, answer.question, sample.max_tokens)
+    words = asker.llm.detokenize(answer.tokens).decode(errors="ignore")
+    return next(iter(metrics.scores(words, sample).values()))
+
+
+def texts(asked: Sequence[Question]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """Each text, and the numbers of its questions."""
+    for text, some in groupby(range(len(asked)), key=lambda i: asked[i].text):
         yield text, list(some)
 
 
 def row(
-    name: str, asker: Asker, prompts: Sequence[EvalPrompt], whole: Sequence[Answer]
-) -> list[Any]:
-    of, used, full = list[Judged](), 0, 1
-    for text, some in texts(prompts):
+    name: str, asker: Asker, asked: Sequence[Question], whole: Sequence[Answer]
+) -> tuple[list[Any], dict[str, Any]]:
+    """A row of the table, and what it is made of."""
+    of, scores, ends, used, full = list[Judged](), list[float](), list[list[Judged]](), 0, 1
+    for text, some in texts(asked):
         asker.read(text)
         used, full = asker.n_bytes()
-        of += [judged(asker, one.rest, whole[i]) for i, one in some]
+        for i in some:
+            of.append(judged(asker, whole[i]))
+            sample = asked[i].sample
+            if sample.references:
+                scores.append(score(asker, sample, whole[i], bool(of[-1].same.all())))
+        ends.append(of[-len(some) :])
     kl = [float(one.kl.mean()) for one in of]
-    low, high = interval(kl, np.inf, hits=False)
-    return [
+    cells = [
         name,
         used / 2**20,
         100 * used / full,
         float(np.mean(kl)),
-        [low, high],
+        [*interval(kl, np.inf, hits=False)],
         float(np.mean([one.kl[0] for one in of])),
         100 * float(np.mean([one.same.mean() for one in of])),
         [sum(bool(one.same.all()) for one in of), len(of)],
         float(np.median([one.question for one in of])),
         1e3 * float(np.median([one.word for one in of])),
     ]
+    if asker.in_turns:
+        parts = [one[:ENDS] for one in ends], [one[-ENDS:] for one in ends]
+        cells += [float(np.mean([x.kl.mean() for one in part for x in one])) for part in parts]
+    if scores:
+        cells += [100 * float(np.mean(scores)), [100 * x for x in interval(scores)]]
+    return cells, {"cache": name, "kl": kl, "first": [float(one.kl[0]) for one in of]}
 
 
 def hidden(n: int, n_tokens: int, count: Count) -> list[Sample]:
@@ -182,22 +229,52 @@ def hidden(n: int, n_tokens: int, count: Count) -> list[Sample]:
         text.insert(round((i + 0.5) / n * len(text)), one)
     context = f"{needle.INSTRUCTION}\n\n{' '.join(text)}"
     return [
-        Sample(f"{i}", context, f"{asked} Answer with the number.", (), needle.ANSWER_TOKENS, ())
-        for i, (_, asked) in enumerate(said)
+        Sample(
+            f"{i}",
+            context,
+            f"{question} Answer with the number.",
+            (text_of.split()[-1].rstrip("."),),
+            needle.ANSWER_TOKENS,
+            ("contains_all",),
+        )
+        for i, (text_of, question) in enumerate(said)
     ]
 
 
-def questions(o: Options, llm: Any) -> list[EvalPrompt]:
+def questions(o: Options, llm: Any) -> list[Question]:
     def tokenize(text: str) -> list[int]:
         found: list[int] = llm.tokenize(text.encode(), add_bos=False)
         return found
 
+    def ask(message: str) -> str:
+        chat = [{"role": "user", "content": message}]
+        reply = llm.create_chat_completion(chat, max_tokens=48, temperature=0)
+        return str(reply["choices"][0]["message"]["content"])
+
     if o.needles:
         samples = hidden(o.needles, o.lengths, lambda text: len(tokenize(text)))
+    elif o.families:
+        request = SampleRequest(0, o.n, tokenize, (o.lengths,), families=tuple(o.families))
+        samples = list(ruler.samples(request))
     else:
-        request = SampleRequest(0, o.skip + o.n, tokenize, (o.lengths,), tuple(o.files))
+        n, each = (o.n * len(o.files), o.n) if o.turns else (o.skip + o.n, SampleRequest.n_each)
+        files = tuple(o.files)
+        request = SampleRequest(0, n, tokenize, (o.lengths,), files, ask=ask, n_each=each)
         samples = list(answers.samples(request))[o.skip :]
-    return [prompt(llm, sample, False, False) for sample in samples]
+    prompts = [prompt(llm, sample, False, False) for sample in samples]
+    found = [Question(x.text, x.rest, sample) for x, sample in zip(prompts, samples)]
+    if o.turns:
+        for _, some in texts(found):
+            for i in some[1:]:
+                found[i] = found[i]._replace(rest=next_turn(llm, found[i].sample.question))
+    return found
+
+
+def next_turn(llm: Any, question: str) -> tuple[int, ...]:
+    """Tokens between an answer and the next one."""
+    before = ("user", "A"), ("assistant", "@@"), ("user", question)
+    words = template(llm, [{"role": role, "content": text} for role, text in before])
+    return tuple(llm.tokenize(words.rpartition("@@")[2].encode(), add_bos=False, special=True))
 
 
 def asked(caches: str) -> tuple[Decorator, ...]:
@@ -207,7 +284,9 @@ def asked(caches: str) -> tuple[Decorator, ...]:
         option("-f --file files", multiple=True, help="As of `edgekv eval answers`."),
         option("-n n", type=COUNT, default=12, help="Questions."),
         option("--skip", type=FROM_ZERO, default=0, help="Questions before the first one."),
+        option("--turns", is_flag=True, help="Questions in one conversation about each file."),
         option("--needles", type=FROM_ZERO, default=0, help="Numbers in one text; then no file."),
+        option("--families", callback=many(str), help="Of RULER, -n of each; then no file."),
         THREADS,
         option("--lengths", type=COUNT, default=3600, help="Tokens of a text."),
         AUTO,
@@ -216,7 +295,8 @@ def asked(caches: str) -> tuple[Decorator, ...]:
 
 
 def asker(o: Options, cache: str) -> Asker:
-    return Asker(load(o.model, o.lengths + 512, cache, o.method, o.threads))
+    n_more = 512 + 128 * o.n * o.turns
+    return Asker(load(o.model, o.lengths + n_more, cache, o.method, o.threads))
 
 
 @experiment(*asked("q8_0,q4_0,0.2,0.1,0.05,0.2+0.05,0.1+0.05,0.1+0.02"))
@@ -227,16 +307,24 @@ def command(o: Options) -> None:
 def measure(o: Options, make: Callable[[Options, str], Asker]) -> None:
     """The table of o.caches, each as `make` makes it."""
     full = make(o, FULL)
-    prompts = questions(o, full.llm)
-    whole: list[Answer] = []
-    for text, some in texts(prompts):
+    full.in_turns = o.turns
+    found, whole = questions(o, full.llm), list[Answer]()
+    for text, some in texts(found):
         full.read(text)
-        whole += [of_full(full, one.rest, answers.ANSWER_TOKENS) for _, one in some]
-    with sheet(*COLUMNS) as table:
-        table.add(*row(f"full {FULL}", full, prompts, whole))
-        full.llm.close()
-        for cache in o.caches:
-            one = make(o, cache)
+        before: list[int] = []
+        for i in some:
+            question = [*before, *found[i].rest]
+            whole.append(of_full(full, question, found[i].sample.max_tokens))
+            last = whole[-1].tokens[-1]
+            before = [last] if o.turns and not is_end(full.llm, last) else []
+    is_scored = any(x.sample.references for x in found)
+    columns = *COLUMNS, *(OF_TURNS if o.turns else ()), *(OF_SCORES if is_scored else ())
+    with sheet(*columns) as table:
+        for i, cache in enumerate([FULL, *o.caches]):
+            one = make(o, cache) if i else full
+            one.in_turns = o.turns
             name = cache if cache[0].isdigit() else f"full {cache}"
-            table.add(*row(name, one, prompts, whole))
+            cells, made_of = row(name, one, found, whole)
+            table.add(*cells)
+            table.samples.append(made_of)
             one.llm.close()

@@ -18,8 +18,6 @@ from edgekv_lab.eval.haystack import Count, fill
 from edgekv_lab.eval.sample import ALONG, Sample, SampleRequest, Task, spread
 from edgekv_lab.eval.tasks import squad
 
-QUESTIONS = 6
-"""About each text, at most."""
 ANSWER_TOKENS = 32
 EXCERPT = 600
 """Characters that a question is written from."""
@@ -44,7 +42,7 @@ def samples(request: SampleRequest) -> Iterator[Sample]:
     wanted = Counter(n for _, n, *_ in spread(request.seed, "answers", request.n, request.lengths))
     for length, n in wanted.items():
         texts = _in_turns([_texts(path, length, request) for path in request.files])
-        for name, context, question in islice(_questions(texts, request.seed), n):
+        for name, context, question in islice(_questions(texts, request.seed, request.n_each), n):
             yield Sample(
                 f"answers-{length}-{name}",
                 f"{INSTRUCTION}\n\n{context}",
@@ -62,11 +60,11 @@ def _in_turns(files: list[Iterator[Text]]) -> Iterator[Text]:
         yield from filter(None, texts)
 
 
-def _questions(texts: Iterable[Text], seed: int) -> Iterator[tuple[str, str, str]]:
+def _questions(texts: Iterable[Text], seed: int, n_each: int) -> Iterator[tuple[str, str, str]]:
     """(number of text and question, text, question); those of a text are drawn by the seed."""
     for number, (text, questions) in enumerate(texts):
         rng = Random(f"{seed} answers {number}")
-        for i in sorted(rng.sample(range(len(questions)), min(QUESTIONS, len(questions)))):
+        for i in sorted(rng.sample(range(len(questions)), min(n_each, len(questions)))):
             yield f"{number}-{i}", text, questions[i]
 
 
@@ -114,8 +112,8 @@ def _of_lines(path: str, length: int, request: SampleRequest) -> Iterator[Text]:
 def _of_text(path: str, length: int, request: SampleRequest) -> Iterator[Text]:
     """Passages side by side from the start, and questions that the model writes."""
     for text in _pieces(text_of(path), length, request.count):
-        step = len(text) // QUESTIONS
-        yield text, [_written(text[i * step :], request) for i in range(QUESTIONS)]
+        step = len(text) // request.n_each
+        yield text, [_written(text[i * step :], request) for i in range(request.n_each)]
 
 
 def _written(text: str, request: SampleRequest) -> str:
