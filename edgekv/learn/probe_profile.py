@@ -46,7 +46,7 @@ N_TOKENS = 1536
 """Tokens of each text that are read, at most."""
 N_FIRST = 320
 """The same on first use, when somebody waits, of the texts that no contest takes: a sixth of the
-time; docs/results/profiles.md has what 256 and 512 do. What is saved is spent on the contest.
+time; docs/results/contest.md has what 256 and 512 do. What is saved is spent on the contest.
 """
 MIN_TOKENS = 64
 LEAST = 1e-4
