@@ -36,7 +36,7 @@ from edgekv_lab.eval.prompt import EvalPrompt
 from edgekv_lab.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
 from edgekv_lab.eval.tasks import TASKS
 from tests import models
-from tests.cli import typed
+from tests.cli import refused, typed
 from tests.engine import feed, load, logits
 
 GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
@@ -910,3 +910,9 @@ def test_what_auto_stores_is_asked_once_the_model_is_prepared(tiny, monkeypatch)
         ("random", "q8_0"),
         ("snapkv", "q8_0"),
     ]
+
+
+@pytest.mark.parametrize("words", ["--kv-recall 0.05", "--kv-archive temporary"])
+def test_there_is_no_archive_where_rows_share_a_reading(tiny, words):
+    said = refused(typed(f"eval needle -m {tiny('llama-gqa')} --methods snapkv {words}"))
+    assert "edgekv-lab recall" in said

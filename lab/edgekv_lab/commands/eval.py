@@ -216,6 +216,11 @@ def run(
     from edgekv_lab.eval.table import Table
 
     o = options
+    if engine.kv.recall or engine.kv.archive != "off":
+        raise BadInput(
+            "each row is made of the same reading, so there is no archive: leave --kv-archive and"
+            " --kv-recall out; 'edgekv-lab recall' measures with them"
+        )
     if o.plot:
         picture.check(o.plot)
     llm = model(engine, grid_of(engine, o, is_full_given))

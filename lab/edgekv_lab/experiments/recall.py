@@ -29,6 +29,7 @@ import edgekv
 from edgekv import llama_cpp
 from edgekv.commands.declare import Decorator, option
 from edgekv.commands.values import COUNT, FROM_ZERO
+from edgekv.conversation import state
 from edgekv.learn.divergence import divergence, log_softmax
 from edgekv_lab.eval import metrics
 from edgekv_lab.eval.haystack import Count, fill, room
@@ -91,16 +92,22 @@ class Asker:
 
     def __init__(self, llm: Any) -> None:
         self.llm, self.n = llm, 0
+        self.state: state.State | None = None
 
     def read(self, text: Sequence[int]) -> None:
         self.llm.reset()
         self.llm.eval(text)
         self.n = len(text)
+        self.state = state.take(self.llm) if self.llm.engine else None  # windows go back by it
 
     def ask(self, question: Sequence[int]) -> Logits:
         """Logits [n_vocab] behind the text and a question: what came behind the text is taken back,
         but in turns."""
-        assert self.in_turns or self.llm.back_to(self.n)
+        assert (
+            self.in_turns
+            or self.llm.back_to(self.n)
+            or (self.state and state.put(self.llm, self.state))
+        )
         return self.step(question)
 
     def n_bytes(self) -> tuple[int, int]:
