@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgekv_lab import experiments, record
+from edgekv_lab.experiments import archive_edits
 
 SHARED = {"__init__", "checkout", "experiment", "prompts", "server"}
 
@@ -92,3 +93,17 @@ def test_recall_is_measured_in_turns_and_by_what_is_found(tiny, tmp_path, words,
     full, again, recalled = ({n: x for n, x in zip(names, row)} for row in found.rows)
     assert full["KL"] == again["KL"] == 0 < recalled["KL"]
     assert len(found.samples[2]["kl"]) == full["same answer"][1]
+
+
+def test_rows_of_an_experiment_that_is_stopped_are_kept(tiny, tmp_path, monkeypatch):
+    path, rows = tmp_path / "found.json", []
+
+    def row(*args):
+        if rows:
+            raise KeyboardInterrupt
+        return rows.append(archive_edits_row(*args)) or rows[0]
+
+    archive_edits_row = archive_edits.row
+    monkeypatch.setattr(archive_edits, "row", row)
+    typed(*f"archive-edits -m {tiny('llama-gqa')} --tokens 300 -t 1 --record {path}".split())
+    assert record.read(path)["archive-edits"].rows == rows

@@ -109,7 +109,8 @@ class Sheet:
 def sheet(
     *columns: Column, name: str = "", about: str = "", models: Sequence[str] = ()
 ) -> Iterator[Sheet]:
-    """A `with` block whose table is printed, and kept where --record says.
+    """A `with` block whose table is printed, and kept where --record says; the rows so far, if the
+    experiment is stopped.
 
     name: behind the experiment's own, where there are several tables; about: a line above it;
     models: files, without them that of --model.
@@ -117,8 +118,15 @@ def sheet(
     if about:
         print(f"{about}\n")
     made = Sheet(columns)
-    yield made
-    print(flush=True)
+    try:
+        yield made
+    finally:
+        print(flush=True)
+        if made.rows:
+            _keep(made, name, about, models)
+
+
+def _keep(made: Sheet, name: str, about: str, models: Sequence[str]) -> None:
     context = click.get_current_context()
     path, model = context.params["record"], context.params.get("model")
     if path:
