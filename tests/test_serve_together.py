@@ -69,7 +69,10 @@ class Log:
 
 @pytest.fixture
 def steps(monkeypatch):
-    """How many conversations each pass for several had."""
+    """How many conversations each pass for several had. Turns have TURN tokens, also where it
+    takes long to change conversations.
+    """
+    monkeypatch.setattr("edgekv.serve.worker.WORTH", 0)
     found, step = [], native.Place.step
 
     def counted(ctx, places, tokens):

@@ -44,6 +44,15 @@ def test_clients_take_turns_and_the_requests_of_one_do_not():
     assert [queue.get() for _ in range(7)] == [1, 4, 5, 2, 6, 3, None]
 
 
+@pytest.mark.parametrize("client", ["a", None])
+def test_a_client_can_be_passed_over(client):
+    queue = FairQueue(2)
+    queue.put(client, 1)
+    assert queue.get(but=[client]) is None
+    queue.put("b", 2)
+    assert [queue.get(but=[client]), queue.get(but=["b"]), queue.get()] == [2, 1, None]
+
+
 def test_a_queue_is_bounded_and_gives_places_back():
     queue = FairQueue(2)
     queue.put("a", 1)
@@ -163,6 +172,68 @@ def test_the_same_prompt_asked_at_once_has_one_answer(working, text, n_prompt):
             log.wait()
             said.append([event for event in log.events if isinstance(event, Written)])
     assert said[1:] == said[:1] * 6
+
+
+def asked(worker, prompts, client, n=30):
+    """The logs of a client's requests."""
+    logs = [Log() for _ in prompts]
+    for prompt, log in zip(prompts, logs):
+        worker.submit(Job(request(prompt, n), log, client))
+    return logs
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Turns have TURN tokens, however long it takes to change conversations."""
+    monkeypatch.setattr("edgekv.serve.worker.WORTH", 0)
+
+
+def test_a_client_alone_has_all_places(working, text):
+    worker, _ = working(3, 9)
+    logs = asked(worker, [text(20, i) for i in range(9)], "one")
+    until(lambda: all(log.text for log in logs[:3]) or logs[0].over.is_set())
+    assert not any(log.over.is_set() for log in logs)
+    assert len(worker.active()) == 3 and worker.n_waiting == 6
+    worker.stop()
+
+
+@pytest.mark.parametrize("cache", [{}, {"kv_ratio": 0.5, "kv_method": "snapkv"}])
+def test_a_client_with_all_places_makes_no_other_wait_for_a_whole_answer(
+    working, text, cache, brief
+):
+    worker, llm = working(3, 30, **cache)
+    many = asked(worker, [text(20, i) for i in range(12)], "many", 900)
+    until(lambda: all(log.text for log in many[:3]))
+    (few,) = asked(worker, [text(20, 99)], "few", 20)
+    assert few.wait().counts.n_written == 20
+    assert not any(log.over.is_set() for log in many)
+    assert max(len(log.events) for log in many[:3]) < 300
+    worker.stop()
+
+
+def test_places_beyond_their_number_are_for_clients_without_one(working, text, brief):
+    worker, _ = working(3, 30)
+    many = asked(worker, [text(20, i) for i in range(5)], "many", 900)
+    others = [
+        asked(worker, [text(20, 10 * i), text(20, 10 * i + 1)], str(i), 900) for i in range(1, 4)
+    ]
+    until(lambda: all(log.text for log in (*many[:3], others[0][0], others[1][0])))
+    clients = sorted(job.client for job in worker.active())
+    assert clients == ["1", "2", "many", "many", "many"] and worker.n_waiting == 6
+    worker.stop()
+
+
+@pytest.mark.parametrize("n_parallel", [2, 3])
+def test_clients_have_turns_alike_however_many_answers_each_has(working, text, brief, n_parallel):
+    """Where answers are written in turns."""
+    worker, _ = working(n_parallel, 30)
+    many = asked(worker, [text(20, i) for i in range(n_parallel)], "many", 900)
+    until(lambda: all(log.text for log in many))
+    before = sum(len(log.events) for log in many)
+    (few,) = asked(worker, [text(20, 99)], "few", 200)
+    assert few.wait().counts.n_written == 200
+    assert sum(len(log.events) for log in many) - before < 300
+    worker.stop()
 
 
 def test_a_request_beyond_the_queue_is_refused(working, text):

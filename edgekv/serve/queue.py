@@ -58,9 +58,10 @@ class FairQueue(Generic[T]):
         """The next one, None if nobody waits, besides the clients `but`. Its client comes last from
         now on.
         """
-        client = next((one for one in self._clients if one not in but), None)
-        if client not in self._clients:
+        clients = [one for one in self._clients if one not in but]
+        if not clients:
             return None
+        client = clients[0]
         items = self._clients.pop(client)
         item = items.popleft()
         if items:

@@ -1,4 +1,7 @@
-"""The one thread that uses the model. It answers some requests in turns, the others wait."""
+"""The one thread that uses the model. It answers some requests in turns, the others wait.
+
+Turns go to the clients in turn, whatever each of them asks for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,7 +43,8 @@ Call = tuple[Callable[[], Any], Future[Any]]
 class Worker:
     """The one thread that uses the model: reads prompts and writes answers, in turns.
 
-    n_parallel: answers under way at once; n_queue: requests that may wait besides.
+    n_parallel: answers under way at once; one more is of a client that has none, while fewer than
+    n_parallel clients have any. n_queue: requests that may wait besides.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Worker:
         self._llm, self.conversations = llm, conversations
         self._n_parallel = n_parallel
         self._queue: FairQueue[Job] = FairQueue(n_queue)
-        self._active: deque[Job] = deque()
+        self._active = list[Job]()
         self._calls: deque[Call] = deque()
         self._idle_calls: deque[Call] = deque()
         self._beat = time.monotonic()
@@ -95,7 +99,10 @@ class Worker:
         with self._wake:
             if self._is_stopping:
                 _refuse()
-            if len(self._active) + len(self._queue) < self._n_parallel:
+            self._admit()
+            clients = self._clients()
+            is_first = job.client not in clients and len(clients) < self._n_parallel
+            if is_first or len(self._active) < self._n_parallel:
                 self._active.append(job)  # it is taken at once, and needs no place to wait
             else:
                 self._wait(job)
@@ -193,11 +200,21 @@ class Worker:
         self._next_call = now + WORTH * (now - begin)
 
     def _admit(self) -> None:
-        """Who waits takes the free places. The lock is held."""
-        while len(self._active) < self._n_parallel and len(self._queue):
-            job = self._queue.get()
-            assert job is not None
+        """Who waits takes the places there are. The lock is held."""
+        while (job := self._next()) is not None:
             self._active.append(job)
+
+    def _next(self) -> Job | None:
+        """Who is answered now, too: first clients of which nothing is."""
+        clients, job = self._clients(), None
+        if len(clients) < self._n_parallel:
+            job = self._queue.get(but=clients)
+        if job is None and len(self._active) < self._n_parallel:
+            job = self._queue.get()
+        return job
+
+    def _clients(self) -> set[Hashable]:
+        return {job.client for job in self._active}
 
     def _take_turn(self, job: Job) -> None:
         """Some steps of a job; then it comes last, or leaves. Others that are written too go on in
@@ -215,11 +232,9 @@ class Worker:
             least, n = WORTH * job.switch_s * (not beside), n + 1
             if job.state is State.DONE or (n >= TURN and time.perf_counter() - begin >= least):
                 break
-        with self._wake:
-            for one in turn:
-                if one.state is not State.DONE:
-                    self._active.remove(one)
-                    self._active.append(one)
+        clients = {one.client for one in turn}
+        with self._wake:  # all answers of a client come behind those of others
+            self._active.sort(key=lambda one: (one.client in clients, one in turn))
 
     def _guarded(self, job: Job, step: Callable[[], bool]) -> None:
         """A step of a job, which leaves if that says so by False, or fails."""
