@@ -16,6 +16,8 @@ import pytest
 
 from edgekv.models.found.found import Found
 from edgekv.serve.errors import ApiError
+from edgekv.serve.router.child import HOST
+from edgekv.serve.router.forward import Forwarded
 from edgekv.serve.router.loaded import LOOK_S, Models
 from edgekv.serve.router.options import RouterOptions
 from tests.lib import ROOT
@@ -214,6 +216,26 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
         await use(models, house.model("a"))
 
     house.run(by_hand)
+
+
+def test_a_model_is_told_whose_request_it_is():
+    """Its server shares places between clients, and sees the router's address alone."""
+    told = []
+
+    async def answer(reader, writer):
+        told.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async def ask():
+        async with await asyncio.start_server(answer, HOST, 0) as child:
+            asked = Forwarded(child.sockets[0].getsockname()[1], "key")
+            invented = [(b"X-Forwarded-For", b"10.0.0.9")]
+            await asked.send("GET", b"/slots", invented, b"", "192.0.2.1")
+            asked.close()
+
+    asyncio.run(ask())
+    assert b"x-forwarded-for: 192.0.2.1\r\n" in told[0].lower() and b"10.0.0.9" not in told[0]
 
 
 # ---- with processes

@@ -281,11 +281,9 @@ async def _answer(
         target = http.url.path.encode()
         if http.url.query:
             target += b"?" + http.url.query.encode()
-        headers = list(http.headers.raw)
-        if http.client:
-            headers.append((b"x-forwarded-for", http.client.host.encode()))
+        client = http.client.host if http.client else ""
         try:
-            await asked.send(http.method, target, headers, body)
+            await asked.send(http.method, target, http.headers.raw, body, client)
         except (OSError, h11.RemoteProtocolError):
             raise _ended(model) from None
         stack = stack.pop_all()

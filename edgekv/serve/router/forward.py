@@ -32,13 +32,21 @@ class Forwarded:
         self._writer: asyncio.StreamWriter | None = None
 
     async def send(
-        self, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+        self,
+        method: str,
+        target: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        client: str,
     ) -> None:
-        """Returns when the head of the answer has come: `status` and `headers`."""
+        """Returns when the head of the answer has come: `status` and `headers`. client: the address
+        that the request is from.
+        """
         self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
         kept = [(k, v) for k, v in headers if k.lower() not in ONE_HOP | OWN]
         kept += [(b"host", f"{HOST}:{self._port}".encode()), (b"connection", b"close")]
         kept += [(b"authorization", b"Bearer " + self._key.encode())]
+        kept += [(b"x-forwarded-for", client.encode())]  # uvicorn takes it from this machine
         kept += [(b"content-length", str(len(body)).encode())]
         request = h11.Request(method=method, target=target, headers=kept)
         for event in (request, h11.Data(data=body), h11.EndOfMessage()):
