@@ -22,7 +22,7 @@ from tests.engine import load
 from tests.serving import PATIENCE
 
 N = 4
-Q4_0, Q8_0, Q4_K = 2, 7, 15
+Q4_0, Q4_1, Q8_0, Q4_K = 2, 3, 7, 15
 """llama_ftype."""
 
 
@@ -124,6 +124,7 @@ def answers(worker, requests):
 CASES = {
     "f16": ("qwen2", Q4_K, {}),
     "q8_0": ("llama-gqa", Q8_0, {"kind": "q8_0"}),
+    "weights with a low": ("llama-gqa", Q4_1, {}),
     "q4_0, and buffers that are compressed": (
         *("llama-gqa", Q4_0),
         {"kind": "q4_0", "kv_tail": 40},

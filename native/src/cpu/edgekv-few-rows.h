@@ -4,6 +4,8 @@
 
 #include "edgekv-levels.h"
 
+#define GGML_COMMON_IMPL_CPP // kvalues_iq4nl
+#include "ggml-common.h"
 #include "ggml-impl.h"
 #include "repack.h"
 #include "simd-mappings.h"
@@ -140,17 +142,44 @@ inline __m512i few_nibbles(const void * a) {
         _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0)), _mm512_set1_epi8(15));
 }
 
-// ---- blocks of 32 values; levels: of two blocks, ZERO above their values
+// levels of iq4_nl and iq4_xs, 128 above their values
+inline __m512i few_looked_up(__m512i nibbles) {
+    const __m128i values = _mm_loadu_si128((const __m128i *) kvalues_iq4nl);
+    const __m128i above = _mm_xor_si128(values, _mm_set1_epi8((char) 128));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(above), nibbles);
+}
 
-struct few_q4_0 {
-    using block = block_q4_0;
-    static constexpr int ZERO = 8;
-    static __m512i levels(const block * b) { return few_nibbles(b[0].qs, b[1].qs); }
+// ---- blocks of 32 values; levels: of two blocks; low: what is added to a value, of 16 blocks
+
+// half AT of each of n blocks, up to 16; 0 for others
+template <int AT, class B>
+inline __m512 few_halves(const B * b, int n) {
+    ggml_half x[16] = {};
+    for (int i = 0; i < std::min(n, 16); ++i)
+        memcpy(&x[i], (const ggml_half *) (b + i) + AT, sizeof(x[i]));
+    return _mm512_cvtph_ps(few_32(x));
+}
+// levels are ZERO above the values
+template <class B, int ZERO>
+struct few_above {
+    using block = B;
+    static __m512 low(const block *, int, __m512 scale) {
+        return _mm512_mul_ps(scale, _mm512_set1_ps(-ZERO));
+    }
 };
-struct few_q5_0 {
-    using block = block_q5_0;
-    static constexpr int ZERO = 16;
-    static __m512i levels(const block * b) {
+// blocks have a low
+template <class B>
+struct few_lowest {
+    using block = B;
+    static __m512 low(const block * b, int n, __m512) { return few_halves<1>(b, n); }
+};
+template <class BASE>
+struct few_four : BASE {
+    static __m512i levels(const typename BASE::block * b) { return few_nibbles(b[0].qs, b[1].qs); }
+};
+template <class BASE>
+struct few_five : BASE {
+    static __m512i levels(const typename BASE::block * b) {
         uint32_t fifth[2];
         for (int i = 0; i < 2; ++i) memcpy(&fifth[i], b[i].qh, sizeof(fifth[i]));
         const __m512i low = few_nibbles(b[0].qs, b[1].qs);
@@ -158,24 +187,19 @@ struct few_q5_0 {
             low, (uint64_t) fifth[1] << 32 | fifth[0], low, _mm512_set1_epi8(16));
     }
 };
-struct few_q8_0 {
-    using block = block_q8_0;
-    static constexpr int ZERO = 128;
+struct few_q8_0 : few_above<block_q8_0, 128> {
     static __m512i levels(const block * b) {
         return _mm512_xor_si512(
-            few_half(few_32(b[0].qs), few_32(b[1].qs)), _mm512_set1_epi8((char) ZERO));
+            few_half(few_32(b[0].qs), few_32(b[1].qs)), _mm512_set1_epi8((char) 128));
     }
 };
-
-// the scales of n blocks, filled up with 0 to whole registers
-template <class B>
-inline void few_scales(const B * b, int n, float * to) {
-    for (int i = 0; i < n; i += 16) {
-        ggml_half d[16] = {};
-        for (int j = 0; j < std::min(16, n - i); ++j) d[j] = b[i + j].d;
-        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(few_32(d)));
-    }
-}
+struct few_iq4_nl : few_above<block_iq4_nl, 128> {
+    static __m512i levels(const block * b) { return few_looked_up(few_nibbles(b[0].qs, b[1].qs)); }
+};
+using few_q4_0 = few_four<few_above<block_q4_0, 8>>;
+using few_q4_1 = few_four<few_lowest<block_q4_1>>;
+using few_q5_0 = few_five<few_above<block_q5_0, 16>>;
+using few_q5_1 = few_five<few_lowest<block_q5_1>>;
 
 template <class F>
 struct few_of_32 {
@@ -198,12 +222,11 @@ void few_of_32<F>::rows(const few_work & w) {
         for (auto & s : sums) s = _mm512_setzero_ps();
         for (int left = w.n_in / 32; left > 0; left -= MOST) {
             const int n = std::min(left, MOST);
-            few_scales(b, n, scale);
-            // what levels are too high by
             for (int i = 0; i < n; i += 16, x_sums += 16 * w.n) {
-                const __m512 d = _mm512_mul_ps(_mm512_load_ps(scale + i), _mm512_set1_ps(-F::ZERO));
+                const __m512 d = few_halves<0>(b + i, n - i), low = F::low(b + i, n - i, d);
+                _mm512_store_ps(scale + i, d);
                 for (int t = 0; t < N; ++t)
-                    sums[t] = _mm512_fmadd_ps(d, _mm512_loadu_ps(x_sums + 16 * t), sums[t]);
+                    sums[t] = _mm512_fmadd_ps(low, _mm512_loadu_ps(x_sums + 16 * t), sums[t]);
             }
             const __m512i two = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
             for (int i = 0; i < n; i += 2, b += 2, x += w.n) {
@@ -237,10 +260,94 @@ inline void few_six(const uint8_t * packed, __m256 & scale, __m256 & low) {
     low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)));
 }
 
-// low: what is added to a value of each OF_SUM, in lanes
-struct few_q4_K {
-    using block = block_q4_K;
+// Of two bits: four values in a byte, in runs of 32
+inline __m512i few_twos(const uint8_t * qs, int i) {
+    const __m512i shift =
+        i % 2 ? _mm512_set_epi64(6, 6, 6, 6, 4, 4, 4, 4) : _mm512_set_epi64(2, 2, 2, 2, 0, 0, 0, 0);
+    const __m512i all = _mm512_broadcast_i64x4(few_32(qs + i / 2 * 32));
+    return _mm512_and_si512(_mm512_srlv_epi64(all, shift), _mm512_set1_epi8(3));
+}
+// x, and MORE where bits 2i (of 32 bytes) and 2i+1 are set
+template <int MORE>
+inline __m512i few_and_bits(__m512i x, const uint8_t * bits, int i) {
+    const __m512i bit =
+        few_half(_mm256_set1_epi8((char) (1 << 2 * i)), _mm256_set1_epi8((char) (2 << 2 * i)));
+    return _mm512_mask_add_epi8(x, _mm512_test_epi8_mask(_mm512_broadcast_i64x4(few_32(bits)), bit),
+        x, _mm512_set1_epi8(MORE));
+}
+
+// scale, low: of each 32 or 16 values, in lanes; low: what is added to a value; lanes: the scales
+// of the lanes of 64 values
+struct few_eight_scales {
     using token = few_block_256<32>;
+    static __m512 lanes(__m512 scale, int i) {
+        const __m512i two = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+        return _mm512_permutexvar_ps(_mm512_add_epi32(two, _mm512_set1_epi32(2 * i)), scale);
+    }
+};
+struct few_sixteen_scales {
+    using token = few_block_256<16>;
+    static __m512 lanes(__m512 scale, int i) {
+        const __m512i four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+        return _mm512_permutexvar_ps(_mm512_add_epi32(four, _mm512_set1_epi32(4 * i)), scale);
+    }
+    // d times integers of 8 bits
+    static __m512 scales(__m128i x, float d) {
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)), _mm512_set1_ps(d));
+    }
+};
+struct few_q2_K : few_sixteen_scales {
+    using block = block_q2_K;
+    static __m512i levels(const block & b, int i) { return few_twos(b.qs, i); }
+    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
+        ggml_half d[2]; // their names differ between compilers
+        memcpy(d, (const char *) (&b + 1) - sizeof(d), sizeof(d));
+        const __m128i both = _mm_loadu_si128((const __m128i *) b.scales), four = _mm_set1_epi8(15);
+        scale = scales(_mm_and_si128(both, four), few_f32(d[0]));
+        low = scales(_mm_and_si128(_mm_srli_epi16(both, 4), four), -few_f32(d[1]));
+    }
+};
+struct few_q3_K : few_sixteen_scales {
+    using block = block_q3_K;
+    static __m512i levels(const block & b, int i) {
+        return few_and_bits<4>(few_twos(b.qs, i), b.hmask, i);
+    }
+    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
+        uint32_t s[3]; // the low four bits of 16, then the two above of each
+        memcpy(s, b.scales, sizeof(s));
+        constexpr uint32_t FOUR = 0x0f0f0f0f, TWO = 0x03030303;
+        const __m128i all = _mm_set_epi32((int) ((s[1] >> 4 & FOUR) | (s[2] >> 6 & TWO) << 4),
+            (int) ((s[0] >> 4 & FOUR) | (s[2] >> 4 & TWO) << 4),
+            (int) ((s[1] & FOUR) | (s[2] >> 2 & TWO) << 4),
+            (int) ((s[0] & FOUR) | (s[2] & TWO) << 4));
+        scale = scales(_mm_sub_epi8(all, _mm_set1_epi8(32)), few_f32(b.d));
+        low = _mm512_mul_ps(scale, _mm512_set1_ps(-4));
+    }
+};
+struct few_iq4_xs : few_eight_scales {
+    using block = block_iq4_xs;
+    static __m512i levels(const block & b, int i) {
+        return few_looked_up(few_nibbles(b.qs + 32 * i, b.qs + 32 * i + 16));
+    }
+    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
+        uint32_t four;
+        memcpy(&four, b.scales_l, sizeof(four));
+        const __m256i at = _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+        const __m256i of_low =
+                          _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int) four), at),
+                              _mm256_set1_epi32(15)),
+                      of_high = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(b.scales_h),
+                                                     _mm256_srli_epi32(at, 1)),
+                          _mm256_set1_epi32(3));
+        const __m256i all = _mm256_sub_epi32(
+            _mm256_or_si256(of_low, _mm256_slli_epi32(of_high, 4)), _mm256_set1_epi32(32));
+        scale = _mm512_zextps256_ps512(
+            _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(few_f32(b.d))));
+        low = _mm512_mul_ps(scale, _mm512_set1_ps(-128));
+    }
+};
+struct few_q4_K : few_eight_scales {
+    using block = block_q4_K;
     static __m512i levels(const block & b, int i) { return few_nibbles(b.qs + 32 * i); }
     template <class B>
     static void scales_and_lows(const B & b, __m512 & scale, __m512 & low) {
@@ -251,45 +358,25 @@ struct few_q4_K {
         scale = _mm512_castps256_ps512(_mm256_mul_ps(s, _mm256_set1_ps(few_f32(d[0]))));
         low = _mm512_zextps256_ps512(_mm256_mul_ps(m, _mm256_set1_ps(-few_f32(d[1]))));
     }
-    // the scales of the lanes of 64 values
-    static __m512 lanes(__m512 scale, int i) {
-        const __m512i two = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-        return _mm512_permutexvar_ps(_mm512_add_epi32(two, _mm512_set1_epi32(2 * i)), scale);
-    }
 };
 struct few_q5_K : few_q4_K {
     using block = block_q5_K;
     static __m512i levels(const block & b, int i) {
-        const __m512i low = few_nibbles(b.qs + 32 * i), high = _mm512_broadcast_i64x4(few_32(b.qh));
-        const __m512i bit =
-            few_half(_mm256_set1_epi8((char) (1 << 2 * i)), _mm256_set1_epi8((char) (2 << 2 * i)));
-        return _mm512_mask_add_epi8(
-            low, _mm512_test_epi8_mask(high, bit), low, _mm512_set1_epi8(16));
+        return few_and_bits<16>(few_nibbles(b.qs + 32 * i), b.qh, i);
     }
 };
-struct few_q6_K {
+struct few_q6_K : few_sixteen_scales {
     using block = block_q6_K;
-    using token = few_block_256<16>;
     // in each half of a block two bits of 32 bytes are the high ones of 32 values
     static __m512i levels(const block & b, int i) {
-        const __m512i ql = _mm512_loadu_si512(b.ql + i / 2 * 64),
-                      qh = _mm512_broadcast_i64x4(few_32(b.qh + i / 2 * 32));
-        const __m512i shift = i % 2 ? _mm512_set_epi64(6, 6, 6, 6, 4, 4, 4, 4)
-                                    : _mm512_set_epi64(2, 2, 2, 2, 0, 0, 0, 0);
+        const __m512i ql = _mm512_loadu_si512(b.ql + i / 2 * 64);
         const __m512i low =
             _mm512_and_si512(i % 2 ? _mm512_srli_epi16(ql, 4) : ql, _mm512_set1_epi8(15));
-        const __m512i high = _mm512_and_si512(_mm512_srlv_epi64(qh, shift), _mm512_set1_epi8(3));
-        return _mm512_or_si512(low, _mm512_slli_epi16(high, 4));
+        return _mm512_or_si512(low, _mm512_slli_epi16(few_twos(b.qh, i), 4));
     }
     static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
-        const __m128i s = _mm_loadu_si128((const __m128i *) b.scales);
-        scale = _mm512_mul_ps(
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(s)), _mm512_set1_ps(few_f32(b.d)));
+        scale = scales(_mm_loadu_si128((const __m128i *) b.scales), few_f32(b.d));
         low = _mm512_mul_ps(scale, _mm512_set1_ps(-32));
-    }
-    static __m512 lanes(__m512 scale, int i) {
-        const __m512i four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-        return _mm512_permutexvar_ps(_mm512_add_epi32(four, _mm512_set1_epi32(4 * i)), scale);
     }
 };
 

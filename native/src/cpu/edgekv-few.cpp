@@ -35,8 +35,14 @@ void with_kernels(ggml_type type, bool sides, F && f) {
     }
     if (sides) return;
     switch (type) {
+        case GGML_TYPE_Q4_1: return with<few_of_32<few_q4_1>>(f);
         case GGML_TYPE_Q5_0: return with<few_of_32<few_q5_0>>(f);
+        case GGML_TYPE_Q5_1: return with<few_of_32<few_q5_1>>(f);
         case GGML_TYPE_Q8_0: return with<few_of_32<few_q8_0>>(f);
+        case GGML_TYPE_IQ4_NL: return with<few_of_32<few_iq4_nl>>(f);
+        case GGML_TYPE_IQ4_XS: return with<few_of_256<few_iq4_xs>>(f);
+        case GGML_TYPE_Q2_K: return with<few_of_256<few_q2_K>>(f);
+        case GGML_TYPE_Q3_K: return with<few_of_256<few_q3_K>>(f);
         case GGML_TYPE_Q5_K: return with<few_of_256<few_q5_K>>(f);
         case GGML_TYPE_Q6_K: return with<few_of_256<few_q6_K>>(f);
         default: return;

@@ -3,8 +3,9 @@
 // edgekv-product.h unpacks a weight for tokens that are many; here a row is read once, where it
 // lies, and 64 of its values at a time meet all tokens in registers. Tokens are rounded as
 // llama.cpp rounds them for such weights: to 8 bits around 0, with a scale for 32 values, or for
-// 256 where the weight's blocks have as many. Sums of integers are exact, and those in f32 have the
-// same order however many tokens there are: what a token gets does not depend on the others.
+// 256 where the weight's blocks have as many (scales, and the sums that meet the lows of q4_1 and
+// q5_1, stay f32; llama.cpp has halves of them). Sums of integers are exact, and those in f32 have
+// the same order however many tokens there are: what a token gets does not depend on the others.
 
 #include "edgekv-cpu.h"
 
