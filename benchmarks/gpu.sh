@@ -2,7 +2,7 @@
 # On a machine with an NVIDIA GPU: build for that card only, run every case of the CUDA kernels (some under compute-sanitizer), the
 # engine on the GPU, and the benchmarks; what came out goes to build/gpu-report.md, and docs/results/gpu.md is made from it by hand.
 #
-#     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: all of them by default
+#     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: these by default; and real
 #
 # kernels    our kernels alone, without ggml-cuda, against plain loops: two minutes with the build
 # sanitizer  fewer cases of them under compute-sanitizer
@@ -10,7 +10,9 @@
 # engine     llama.cpp with CUDA (ten minutes on 16 cores), then attend beside upstream's flash attention
 # tests      the engine's tests with all layers on the GPU
 # bench      a model of Llama-3-8B's shape with random q4_0 weights: what compressing adds to reading a prompt, device memory beside what
-#            `edgekv fit` plans, writing behind 32K and 128K tokens. MODEL=file.gguf adds `edgekv bench` with that model
+#            `edgekv fit` plans, writing behind 32K and 128K tokens
+# real       a model with weights that were learned, MODEL=file.gguf: numbers hidden in a text and KL along answers on the GPU and on the
+#            CPU, four clients of `edgekv serve` beside each other with a kill -9 (saves, loads, goes away amid answers), speed
 #
 # Needs nvcc, cmake, ninja, a C++ compiler; from engine on also cuBLAS and the Python packages of the extra `dev`. Without a network,
 # EDGEKV_SDIST names the archive of llama-cpp-python (73 MiB); of the packages
@@ -26,6 +28,7 @@
 #                     twenty minutes to compile, and needs no GPU: -DGGML_CUDA=ON -DEDGEKV_CUDA_TESTS=ON -DEDGEKV_TESTS=ON
 #                     -DCMAKE_CUDA_ARCHITECTURES=90-real -DGGML_NATIVE=OFF)
 # EDGEKV_COMMIT       the commit, instead of what git says
+# EDGEKV_GPU_DRY=1    tries the commands of real without a GPU, with the edgekv that is installed
 # EDGEKV_GPU_RESUME=1 leaves out steps that went well before, at the same commit
 # EDGEKV_GPU_DEPTHS   contexts of bench, instead of 32768,131072; EDGEKV_GPU_SHAPE its model, instead of llama-8b; EDGEKV_GPU_NGL its layers
 #                     on the GPU, instead of 99
@@ -47,14 +50,18 @@ export PYTHONUNBUFFERED=1 EDGEKV_COMMIT=$commit PYTHONPATH=$PWD:$PWD/lab${PYTHON
 for stage in $stages; do
     case $stage in
         kernels|sanitizer|speed|engine|tests|bench) ;;
-        *) echo "there is no stage $stage: kernels, sanitizer, speed, engine, tests, bench"; exit 2 ;;
+        real) [ -e "${MODEL:-}" ] || { echo "real needs MODEL=file.gguf"; exit 2; } ;;
+        *) echo "there is no stage $stage: kernels, sanitizer, speed, engine, tests, bench, real"; exit 2 ;;
     esac
 done
-command -v nvcc > /dev/null || { echo "nvcc is missing: install the CUDA toolkit and put its bin folder into PATH"; exit 2; }
+[ -z "${EDGEKV_GPU_DRY:-}" ] || [ "$stages" = real ] || { echo "without a GPU only real can be tried"; exit 2; }
 mkdir -p "$parts/full" "$(dirname "$out")"
+if [ -n "${EDGEKV_GPU_DRY:-}" ]; then printf '0\nno GPU\n' > "$parts/card.txt"; else
+command -v nvcc > /dev/null || { echo "nvcc is missing: install the CUDA toolkit and put its bin folder into PATH"; exit 2; }
 visible=${CUDA_VISIBLE_DEVICES-0}
 export CUDA_VISIBLE_DEVICES=${visible%%,*} # llama.cpp would share its layers out over all cards
 nvcc -o "$parts/card" benchmarks/card.cu && "$parts/card" > "$parts/card.txt" || { echo "CUDA finds no GPU here; what it says stands above"; exit 2; }
+fi
 sm=$(head -n 1 "$parts/card.txt")
 
 # ---- the report
@@ -173,8 +180,22 @@ bench() {
         step "6$((++n))-decode-$depth" "Writing behind $depth tokens, a fifth kept and all" whole \
             "$python" -m edgekv bench -m "$model" --kv-method snapkv -ngl "$ngl" -p 0 -n 64 -d "$depth" --fill repeat --full f16 --compare -r 3
     done
-    [ -n "${MODEL:-}" ] || return 0
-    step 69-model "edgekv bench" whole "$python" -m edgekv bench -m "$MODEL" -ngl "$ngl" -p 4096 -n 32 -r 3 --compare
+}
+real() {
+    packages || return
+    [ -n "${EDGEKV_GPU_DRY:-}" ] || build_engine || return
+    local on; [ -n "${EDGEKV_GPU_DRY:-}" ] && ngl=0
+    for on in "$ngl" 0; do
+        step "7$((on ? 0 : 1))-needle-$on" "Numbers hidden in 4,000 tokens, $on layers on the GPU" whole \
+            "$python" -m edgekv eval needle -m "$MODEL" -ngl "$on" --methods auto --ratios 0.2 --lengths 4000 -n "${EDGEKV_GPU_N:-10}"
+        step "7$((on ? 2 : 3))-answers-$on" "KL along answers, $on layers on the GPU" whole \
+            "$python" -m edgekv eval answers -m "$MODEL" -ngl "$on" -f edgekv/data/calibration/facts.txt --methods auto --ratios 0.2 \
+            --lengths 2000 -n "${EDGEKV_GPU_N:-10}"
+    done
+    step 74-soak "Four clients, $ngl layers on the GPU" whole \
+        "$python" -m edgekv_lab soak -m "$MODEL" --clients 4 --minutes "${EDGEKV_GPU_MINUTES:-2}" --prompts 8 --words "-ngl $ngl"
+    step 75-bench "edgekv bench, $ngl layers on the GPU" whole \
+        "$python" -m edgekv bench -m "$MODEL" -ngl "$ngl" -p 4096 -n 32 -r 3 --compare
 }
 
 for stage in $stages; do $stage || failed=1; done
