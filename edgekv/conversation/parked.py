@@ -121,12 +121,10 @@ class Aside:
     reach: Reach
     n_to_append: int = 0
 
-    def with_token(self, token: int, has_windows: bool) -> Aside:
-        """The same, behind a step that gave it a token more. has_windows: of layers, which slide
-        on.
-        """
+    def with_token(self, token: int, forgets: bool) -> Aside:
+        """The same, behind a step that gave it a token more. forgets: see there."""
         tokens, now = np.append(self.tokens, np.int32(token)), self.reach
-        if has_windows:
+        if forgets:
             now = replace(now, least=now.least + 1)
         return replace(self, tokens=tokens, reach=now, n_to_append=self.n_to_append - 1)
 
@@ -196,7 +194,7 @@ def park(llm: Holder) -> Parked:
 def n_to_append(llm: Holder) -> int:
     """Tokens that the conversation of `llm` can be given in steps with others."""
     kv = llm.engine
-    if kv is None or kv.recurs or kv.offloaded or llm.keeps_logits:
+    if kv is None or kv.offloaded or llm.keeps_logits:
         return 0
     if llm.context_params.n_seq_max < 2 or kv.store.memory().has_archive:
         return 0

@@ -27,7 +27,6 @@ from edgekv.conversation.state import State
 from edgekv.conversation.talk import End, Entry, Talk
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.limit import APPEND_MAX
-from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
@@ -200,6 +199,8 @@ class Conversations:
             self._look()
             most = self._llm.context_params.n_seq_max - 1
             found = [id for id in ids if self._n_to_append(id) > 0][:most]
+            # recurrent states lie in this order, from step to step
+            found.sort(key=lambda id: (id != self._current.id, id))
         return found if len(found) > 1 else []
 
     def _n_to_append(self, id: str) -> int:
@@ -224,7 +225,7 @@ class Conversations:
             places = [_place_of(x) for x in entries]
             native.Place.step(llm.ctx, places, list(tokens.values()))
             llm.n_evaluated += len(entries)
-            has_windows = llama_cpp.llama_model_n_swa(llm.model) > 0
+            forgets = parked.forgets(llm)
             for entry, token in zip(entries, tokens.values()):
                 entry.path = entry.last = None
                 entry.last_used = self._now()
@@ -233,7 +234,7 @@ class Conversations:
                     llm.n_tokens += 1
                     continue
                 assert isinstance(entry.parked, parked.Aside)
-                entry.parked = entry.parked.with_token(token, has_windows)
+                entry.parked = entry.parked.with_token(token, forgets)
                 entry.tokens = entry.parked.tokens
                 entry.set_reach(entry.parked.reach)
             llm.has_logits = False  # the last ones may be another's

@@ -320,11 +320,22 @@ class Engine:
         return max(min(info.n_alike, self.n_to_append()), 1)
 
     def n_to_append(self) -> int:
-        """Tokens that may be appended before the recent buffer has to be compressed."""
+        """Tokens that may be appended before the recent buffer has to be compressed, or before
+        `mark_recent` has something to do.
+        """
         info, s = self.store.memory(), self.settings
         if not s.compresses or self._has_room(info.bytes_now):
             return MANY
-        return max(s.tail, s.window) - (info.n_past - self._recent_begin(info))
+        is_marked = not self.recurs or info.n_mark >= self._marked_at(info)
+        most = max(s.tail, s.window) + self._recent_begin(info)
+        return (most if is_marked else self._marked_at(info)) - info.n_past
+
+    def _marked_at(self, info: native.MemoryInfo) -> int:
+        """Tokens behind which a mark is wanted, so that it is a window before the recent buffer is
+        full.
+        """
+        s = self.settings
+        return self._recent_begin(info) + max(s.tail, s.window) - s.window
 
     def _has_room(self, n_bytes: int) -> bool:
         """Whether a limit for the cache, of which n_bytes are taken, lets the recent buffer grow.
@@ -345,8 +356,7 @@ class Engine:
         info, s = self.store.memory(), self.settings
         if not self.recurs or not s.compresses:
             return
-        begin = self._recent_begin(info)
-        least = begin + max(s.tail, s.window) - s.window
+        least = self._marked_at(info)
         if info.n_past + n_more > least and info.n_mark < min(least, info.n_past):
             self.store.mark()
 

@@ -455,18 +455,17 @@ class LoadedModel(Face):
         """Another context of this model, by `context_params`. Raises EdgeKVError."""
         params, few = self.context_params, stores and not self._logits_all
         params.n_outputs_max = native.OUTPUTS if few else 0
-        # a state of recurrent layers would be kept for every sequence
-        is_one = not few or has_recurrent_layers(self)
-        n = 1 if is_one else min(self._kv_n_together, native.OUTPUTS)
+        n = min(self._kv_n_together, native.OUTPUTS) if few else 1
         params.n_seq_max, params.kv_unified = (n + 1, True) if n > 1 else (1, False)
-        try:
-            with native.next_context(stores):
+        with native.next_context(stores):
+            try:
                 fresh = internals.LlamaContext(
                     model=self._model, params=self.context_params, verbose=self.verbose
                 )
-        except ValueError as error:
-            kind = "compressed" if stores else "uncompressed"
-            raise EdgeKVError(f"no {kind} cache could be made: {error}") from error
+            except ValueError as error:
+                kind = "compressed" if stores else "uncompressed"
+                why = native.context_error() or error
+                raise EdgeKVError(f"no {kind} cache could be made: {why}") from error
         self.adapters.attach(fresh.ctx)
         return fresh
 

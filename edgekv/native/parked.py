@@ -38,8 +38,9 @@ class Place:
         and of the one in the context for None. They stay where they are. Logits of token i have the
         index i.
 
-        The context was made for so many sequences (n_seq_max, kv_unified). Raises EdgeKVError where
-        that cannot be: all are as before then.
+        The context was made for so many sequences (n_seq_max, kv_unified). With recurrent layers
+        the one in the context comes first. Raises EdgeKVError where that cannot be: all are as
+        before then, or lost where recurrent layers had gone on already.
         """
         there = [None if place is None else place._place for place in places]
         given = np.array(tokens, np.int32)

@@ -243,9 +243,11 @@ LLAMA_API struct edgekv_parked * edgekv_parked_new(struct llama_context * ctx);
 LLAMA_API int edgekv_parked_swap(struct llama_context * ctx, struct edgekv_parked * p);
 // One token of each of n conversations in one pass over the weights: those in the places, and the
 // one in the context where a place is null. They stay where they are. Logits of token i: those of
-// llama_get_logits_ith(ctx, i). The context was made with n_seq_max > n and kv_unified. All are as
-// before after an error: EDGEKV_INVALID, or EDGEKV_UNSUPPORTED on a device, with recurrent layers
-// or an archive
+// llama_get_logits_ith(ctx, i). The context was made with n_seq_max > n and kv_unified. With
+// recurrent layers the one in the context comes first. All are as before after an error:
+// EDGEKV_INVALID, or EDGEKV_UNSUPPORTED on a device or with an archive. Where recurrent layers had
+// gone on already when a step failed, its conversations are lost: the context's is empty, and those
+// in places cannot be used
 LLAMA_API int edgekv_step_several(struct llama_context * ctx, int32_t n,
     struct edgekv_parked * const * places, const llama_token * tokens);
 LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p);         // that it takes

@@ -126,7 +126,12 @@ llama_memory_context_ptr edgekv_cache<T>::init_batch(
 
 template <typename T>
 void edgekv_cache<T>::clear(bool data) {
-    T::clear(data);
+    auto * recr = edgekv_recurrent_of(this);
+    T::clear(data && !recr); // recurrent states of others are in that memory
+    if (data && recr)
+        for (const auto * layers : { &recr->r_l, &recr->s_l, &recr->p_l })
+            for (ggml_tensor * t : *layers)
+                if (t) ggml_backend_tensor_memset(t, 0, 0, t->nb[1]);
     store->clear();
     forget_mark();
 }
@@ -135,9 +140,7 @@ template <typename T>
 void edgekv_cache<T>::forget_cells(llama_pos n_past) {
     for (auto * kv : caches(*this)) kv->seq_rm(0, n_past, -1);
     auto * recr = edgekv_recurrent_of(this);
-    if (recr)
-        for (auto & cell : recr->cells)
-            if (cell.has_seq_id(0)) cell.pos = n_past - 1;
+    if (recr && recr->cells[0].has_seq_id(0)) recr->cells[0].pos = n_past - 1;
 }
 
 template <typename T>
@@ -145,6 +148,10 @@ void edgekv_cache<T>::forget_others() {
     for (auto * kv : caches(*this)) // theirs: ours would take rows back
         for (uint32_t s = 1; s < n_several; ++s)
             kv->llama_kv_cache::seq_rm((llama_seq_id) s, -1, -1);
+    auto * recr = edgekv_recurrent_of(this);
+    if (!recr) return;
+    for (uint32_t s = 1; s < n_several; ++s) edgekv_recurrent_set(*recr, s, 0);
+    recr->head = 0;
 }
 
 uint64_t edgekv_memory::next_id() {
@@ -336,8 +343,20 @@ int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool ag
         (int64_t) std::min(n_most * sizeof(uint32_t), edgekv_products::MOST_UNPACKED);
 }
 
+// whether a tensor of recurrent layers is none that a token is multiplied by, whatever its shape
+static bool is_elementwise(const std::string & name) {
+    const auto has = [&](const char * part) { return name.find(part) != std::string::npos; };
+    const auto last = name.substr(name.rfind('.') + 1); // of those that are no "weight"
+    return has(".ssm_conv1d") || has(".shortconv.conv.") || has(".ssm_norm.") || last == "ssm_a" ||
+        last == "ssm_d";
+}
+
+// whether a graph reads states where those of several conversations lie: PLaMo 2's looks for the
+// second one's beyond its place
+static bool takes_several(const llama_model & model) { return model.arch != LLM_ARCH_PLAMO2; }
+
 bool edgekv_rows_alike(const llama_model & model) {
-    if (!edgekv_switches::products()) return false;
+    if (!edgekv_switches::products() || !takes_several(model)) return false;
     const auto & tensors = llama_internal_get_tensor_map(&model);
     const bool has_output = std::any_of(
         tensors.begin(), tensors.end(), [](const auto & x) { return x.first == "output.weight"; });
@@ -350,7 +369,8 @@ bool edgekv_rows_alike(const llama_model & model) {
     return std::all_of(tensors.begin(), tensors.end(), [&](const auto & x) {
         const auto & [name, t] = x;
         // what is taken for one token is taken by the kernel for a few
-        return t->ne[1] <= 1 || is_table(name) || edgekv_cpu().product_room(t, 1) > 0;
+        return t->ne[1] <= 1 || is_table(name) || is_elementwise(name) ||
+            edgekv_cpu().product_room(t, 1) > 0;
     });
 }
 
@@ -482,6 +502,10 @@ static llama_memory_i * create_memory(
         throw std::runtime_error(
             "several sequences of a compressed cache share its context: give --kv-unified");
 
+    if (cparams.n_seq_max != 1 && !takes_several(model))
+        throw std::runtime_error(
+            "conversations of this model are written one by one: leave --cont-batching out");
+
     // one layer with one row: enough for the cache to know its types, head sizes and rotation
     int32_t first_base = -1, first_swa = -1;
     for (uint32_t il = 0; il < hp.n_layer(); ++il) {
@@ -506,9 +530,11 @@ static llama_memory_i * create_memory(
         kv->n_ctx = (uint32_t) std::min<int64_t>(cparams.n_ctx_seq, kv->n_positions);
         kv->n_outputs_max = cparams.n_outputs_max;
         kv->n_several = cparams.n_seq_max;
+        kv->seats = std::make_shared<std::vector<edgekv_parked *>>(kv->n_several);
         return kv.release();
     };
-    const auto state = GGML_TYPE_F32; // as llama.cpp's
+    const auto state = GGML_TYPE_F32;     // as llama.cpp's
+    const uint32_t n = cparams.n_seq_max; // recurrent states
     if (is == typeid(llama_kv_cache)) {
         return with_store(std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k,
             params.type_v, false, false, true, 1u, 1u, 1u, hp.n_swa, hp.swa_type, nullptr, filter,
@@ -521,11 +547,11 @@ static llama_memory_i * create_memory(
     }
     if (is == typeid(llama_memory_hybrid)) {
         return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid>>(model, params.type_k,
-            params.type_v, false, 1u, 1u, hp.n_swa, hp.swa_type, state, state, 1u, 1u, 0u,
+            params.type_v, false, 1u, 1u, hp.n_swa, hp.swa_type, state, state, n, n, 0u,
             cparams.offload_kqv, true, filter, recurs));
     }
     return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid_iswa>>(model, params.type_k,
-        params.type_v, false, true, 1u, 1u, 1u, state, state, 1u, 1u, 0u, cparams.offload_kqv, true,
+        params.type_v, false, true, 1u, 1u, 1u, state, state, n, n, 0u, cparams.offload_kqv, true,
         filter, recurs));
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 
 class edgekv_products;
+struct edgekv_parked;
 
 // opened to native/ by one friend declaration per class
 struct edgekv_access {
@@ -45,6 +46,9 @@ struct edgekv_memory {
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
     uint32_t n_several = 1;          // conversations that a step may have tokens of
+    // Whose recurrent state is in a cell beside the context's, which is the first one. It stays
+    // there from step to step
+    std::shared_ptr<std::vector<edgekv_parked *>> seats;
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     edgekv_recurrent_state mark;
     llama_pos n_mark = -1;                     // -1: nothing is marked

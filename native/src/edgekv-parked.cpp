@@ -3,7 +3,7 @@
 #include "edgekv-error.h"
 #include "edgekv.h"
 
-edgekv_parked::edgekv_parked(const edgekv_memory & m) : owner(m.id) {
+edgekv_parked::edgekv_parked(const edgekv_memory & m) : owner(m.id), seats(m.seats) {
     for (const auto & l : m.store->layers) {
         auto fresh = l->alike();
         fresh->len.assign(l->n_head_kv, 0);
@@ -13,12 +13,48 @@ edgekv_parked::edgekv_parked(const edgekv_memory & m) : owner(m.id) {
     }
 }
 
+edgekv_parked::~edgekv_parked() {
+    if (cell) (*seats)[cell] = nullptr;
+}
+
+void edgekv_parked::enter(llama_memory_recurrent & m, uint32_t to) {
+    if (cell == to) return;
+    leave(m);
+    if (auto * other = (*seats)[to]) other->leave(m);
+    recurrent.put(to);
+    recurrent.clear();
+    cell = to;
+    (*seats)[cell] = this;
+}
+
+void edgekv_parked::leave(llama_memory_recurrent & m) {
+    if (!cell) return;
+    recurrent.save(m, cell, store.n_past);
+    (*seats)[cell] = nullptr;
+    cell = 0;
+}
+
+void edgekv_parked::check_there() const {
+    if (lost)
+        throw edgekv_error { EDGEKV_FAILED,
+            "a step failed half way, and the conversation was lost" };
+}
+
+void edgekv_parked::lose() {
+    if (cell) (*seats)[cell] = nullptr;
+    cell = 0;
+    lost = true;
+    store.clear();
+}
+
 void edgekv_parked::swap(llama_memory_i * mem) {
     auto & m = *dynamic_cast<edgekv_memory *>(mem);
     auto & s = *m.store;
     if (m.id != owner)
         throw edgekv_error { EDGEKV_INVALID, "this conversation is of another context" };
+    check_there();
     auto * recr = edgekv_recurrent_of(mem);
+    if (recr) leave(*recr);
     edgekv_recurrent_state now;
     now.save(recr);
     try {

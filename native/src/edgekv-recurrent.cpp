@@ -23,7 +23,9 @@ size_t edgekv_recurrent_bytes(llama_memory_i * mem) {
     const auto * m = edgekv_recurrent_of(mem);
     size_t n = 0;
     if (m)
-        for (const auto & [buft, bytes] : m->memory_breakdown()) n += bytes;
+        for (const auto * layers : { &m->r_l, &m->s_l, &m->p_l })
+            for (const ggml_tensor * t : *layers)
+                if (t) n += t->nb[1];
     return n;
 }
 
@@ -35,18 +37,20 @@ void edgekv_recurrent_rows::make(const llama_memory_recurrent & m, size_t begin,
         for (size_t il = begin; il < std::min(end, layers->size()); ++il) {
             ggml_tensor * t = (*layers)[il];
             if (!t || ggml_nbytes(t) == 0) continue;
-            rows.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
+            rows.emplace_back(t, std::vector<char>(t->nb[1]));
         }
     }
 }
 
-void edgekv_recurrent_rows::save(const llama_memory_recurrent & m, size_t begin, size_t end) {
+void edgekv_recurrent_rows::save(
+    const llama_memory_recurrent & m, size_t begin, size_t end, uint32_t cell) {
     make(m, begin, end);
-    for (auto & [t, x] : rows) ggml_backend_tensor_get(t, x.data(), 0, x.size());
+    for (auto & [t, x] : rows) ggml_backend_tensor_get(t, x.data(), cell * x.size(), x.size());
 }
 
-void edgekv_recurrent_rows::restore() const {
-    for (const auto & [t, x] : rows) ggml_backend_tensor_set(t, x.data(), 0, x.size());
+void edgekv_recurrent_rows::restore(uint32_t cell) const {
+    for (const auto & [t, x] : rows)
+        ggml_backend_tensor_set(t, x.data(), cell * x.size(), x.size());
 }
 
 size_t edgekv_recurrent_rows::n_bytes() const {
@@ -57,14 +61,14 @@ size_t edgekv_recurrent_rows::n_bytes() const {
 
 void edgekv_recurrent_state::save(llama_memory_recurrent * m) {
     clear();
-    if (!m) return;
-    if (edgekv_recurrent_past(*m) > 0) rows.save(*m, 0, m->r_l.size());
-    memory = m;
-    cells = m->cells;
-    head = m->head;
-    used = m->used;
-    n = m->n;
-    rs_z = m->rs_z;
+    if (m) save(*m, 0, edgekv_recurrent_past(*m));
+}
+
+void edgekv_recurrent_state::save(llama_memory_recurrent & m, uint32_t cell, llama_pos n_past) {
+    clear();
+    if (n_past > 0) rows.save(m, 0, m.r_l.size(), cell);
+    memory = &m;
+    n = n_past;
 }
 
 // whether values are f32 numbers of which sums of squares are numbers too
@@ -75,10 +79,8 @@ static bool plausible(const ggml_tensor & t, const std::vector<char> & bytes) {
     });
 }
 
-// One sequence has one cell. Its number of tokens is followed by the bytes of all layers, if there
-// are tokens.
+// Its number of tokens is followed by the bytes of all layers, if there are tokens.
 void edgekv_recurrent_state::write(llama_io_write_i & io) const {
-    const llama_pos n = n_past();
     io.write(&n, sizeof(n));
     for (const auto & [t, x] : rows.rows) io.write(x.data(), x.size());
 }
@@ -86,33 +88,31 @@ void edgekv_recurrent_state::write(llama_io_write_i & io) const {
 void edgekv_recurrent_state::read(llama_memory_recurrent * m, llama_io_read_i & io) {
     clear();
     memory = m;
-    llama_pos n;
     io.read(&n, sizeof(n));
     if (n < 0) throw std::runtime_error("the state is damaged");
-    llama_memory_recurrent::mem_cell cell;
-    if (n > 0) {
-        cell.pos = n - 1;
-        cell.src = cell.src0 = cell.tail = 0;
-        cell.seq_id.insert(0);
-        rows.make(*m, 0, m->r_l.size());
-        for (auto & [t, x] : rows.rows) {
-            io.read(x.data(), x.size());
-            if (!plausible(*t, x)) throw std::runtime_error("the state is damaged");
-        }
+    if (n > 0) rows.make(*m, 0, m->r_l.size());
+    for (auto & [t, x] : rows.rows) {
+        io.read(x.data(), x.size());
+        if (!plausible(*t, x)) throw std::runtime_error("the state is damaged");
     }
-    cells.assign(1, cell);
-    head = 0;
-    used = n > 0;
-    this->n = n > 0;
-    rs_z = -1;
 }
 
 void edgekv_recurrent_state::restore() const {
     if (!memory) return;
     rows.restore();
-    memory->cells = cells;
-    memory->head = head;
-    memory->used = used;
-    memory->n = n;
-    memory->rs_z = rs_z;
+    edgekv_recurrent_set(*memory, 0, n);
+    memory->head = 0;
+    memory->used = memory->n = n > 0;
+    memory->rs_z = -1;
+}
+
+void edgekv_recurrent_state::put(uint32_t cell) const { rows.restore(cell); }
+
+void edgekv_recurrent_set(llama_memory_recurrent & m, uint32_t cell, llama_pos n_past) {
+    auto & c = m.cells[cell];
+    c = {};
+    if (n_past == 0) return;
+    c.pos = n_past - 1;
+    c.src = c.src0 = c.tail = (int32_t) cell;
+    c.seq_id.insert((llama_seq_id) cell);
 }
