@@ -281,6 +281,24 @@ def test_of_a_long_prompt_the_whole_is_searched():
     assert guesses.next([*text, 1003, 1004], 9) == [1005, 1006, 1007]
 
 
+def test_rows_with_other_words_in_the_same_places_are_alike():
+    # each word is new, so no two tokens before what follows it stood together before
+    def row(i: int) -> list[int]:
+        return [1, 2, 3, 1000 + i, 4, 5, 6, 7, 2000 + i, 3000 + i, 8, 9]
+
+    text = [*row(0), *row(1), *row(2)[:5]]
+    assert Ngrams(Drafting("ngram-simple"), Cheap()).next(text, 3) == [5, 6, 7]
+    costs = Costs()
+    costs.took(1, 10.0)
+    costs.took(2, 14.0)
+    guesses = Ngrams(Drafting("ngram-simple"), costs)
+    tokens = [token for i in range(12) for token in row(i)]
+    drafts = [guesses.next(tokens[: i + 1], 9) for i in range(len(tokens))]
+    # drafts of the last rows end before a word, which was not foreseen in the rows before
+    ends = [drafts[11 * 12 + i] for i in (0, 4, 10)]
+    assert ends == [[2, 3], [5, 6, 7], [9, 1, 2, 3]]
+
+
 def test_guesses_that_are_wrong_are_checked_no_more():
     costs = Costs()
     costs.took(1, 10.0)

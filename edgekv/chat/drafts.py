@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, Protocol
 
 from edgekv.errors import BadInput
@@ -163,13 +164,19 @@ class Ngrams:
     """Drafts of one answer: a text is likely to go on as it did where its last tokens stood before;
     of the last such places, where most tokens before them are the same.
 
+    Rows of a table have other words in the same places. Where few tokens before a place are the
+    same without a gap, those are counted that are the same in their order.
+
     Every token that comes says whether a guess would have been right, so the share of right ones is
-    known for nothing, by how many tokens were the same before. A draft is as long as that pays.
+    known for nothing, by how many tokens were the same before, and in a text that was guessed
+    already by whether that place was foreseen. A draft is as long as that pays.
     """
 
     STEPS = (0, 2, 3, 4, 6, 10, 16, 32)
     """Numbers of same tokens from which the share of right guesses is another one."""
-    FIRST = (0.1, 0.1, 0.2, 0.4, 0.6, 0.75, 0.85, 0.9)
+    FORESEEN = len(STEPS)
+    """Behind those steps: places that were foreseen, and then those that were not."""
+    FIRST = (0.1, 0.1, 0.2, 0.4, 0.6, 0.75, 0.85, 0.9, 0.85, 0.3)
     """Those shares before anything is known, which counts as much as N_FIRST guesses: low, since a
     share that is higher is soon known without a draft.
     """
@@ -180,18 +187,26 @@ class Ngrams:
     """That are compared, the newest ones."""
     LEARNS = 256
     """Last tokens of a prompt whose guesses are counted."""
+    ENOUGH = 4
+    """Same tokens that say that a text goes on as it did there."""
+    ORDERED, GAP = 24, 4
+    """Tokens among which those in the same order are counted, and others between two of them."""
+    SKIPS = sorted(product(range(GAP + 1), repeat=2), key=sum)
+    """Tokens that are left out before the two places, few first."""
 
     def __init__(self, drafting: Drafting, costs: Costs) -> None:
         self._n, self._m, self._costs = drafting.ngram_size_n, drafting.ngram_size_m, costs
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}
-        """Of last tokens: where they have ended."""
+        """Of last tokens, and of the last one alone: where they have ended."""
         self._at = 0
         """Where the token stands that is expected next; 0: none is."""
         self._same = 0
         """Tokens before both places that are the same."""
+        self._foreseen: dict[int, bool] = {}
+        """Of places for which a token was expected: whether it came."""
         self._right = [p * self.N_FIRST for p in self.FIRST]
-        self._all = [self.N_FIRST] * len(self.STEPS)
+        self._all = [self.N_FIRST] * len(self.FIRST)
 
     def next(self, tokens: Sequence[int], most: int) -> list[int]:
         """See `Drafts`."""
@@ -209,27 +224,39 @@ class Ngrams:
             draft.append(self._tokens[place] if place < n else draft[place - n])
         return draft
 
-    def _add(self, token: int) -> list[int]:
-        """A token comes. Returns the places where the last tokens have ended before."""
+    def _add(self, token: int) -> None:
         self._tokens.append(token)
-        places = self._places.setdefault(tuple(self._tokens[-self._n :]), [])
-        before = places[-self.PLACES :]
-        places.append(len(self._tokens))
-        return before
+        for last in {(token,), tuple(self._tokens[-self._n :])}:
+            self._places.setdefault(last, []).append(len(self._tokens))
+
+    def _before(self, n_last: int) -> list[int]:
+        """Places where the last tokens have ended before, the newest ones."""
+        return self._places[tuple(self._tokens[-n_last:])][-self.PLACES - 1 : -1]
 
     def _follow(self, token: int) -> None:
         is_right = False
         if self._at:
-            is_right, step = self._tokens[self._at] == token, self._step(self._same)
-            self._right[step] = self._right[step] * self.LASTS + is_right
-            self._all[step] = self._all[step] * self.LASTS + 1
-        places = self._add(token)
+            is_right, share = self._tokens[self._at] == token, self._share(0)
+            self._right[share] = self._right[share] * self.LASTS + is_right
+            self._all[share] = self._all[share] * self.LASTS + 1
+            self._foreseen[len(self._tokens)] = is_right
+        self._add(token)
         if is_right:
             self._at, self._same = self._at + 1, self._same + 1
         else:
-            n = len(self._tokens)
-            same = ((self._same_before(place, n), place) for place in places)
-            self._same, self._at = max(same, default=(0, 0))
+            self._same, self._at = self._found()
+
+    def _found(self) -> tuple[int, int]:
+        """The same tokens before a place at which the text may go on, and that place."""
+        n = len(self._tokens)
+        found = ((self._same_before(place, n), place) for place in self._before(self._n))
+        same, at = max(found, default=(0, 0))
+        if same < self.ENOUGH:
+            found = ((self._ordered_before(place, n), place) for place in self._before(1))
+            ordered, place = max(found, default=(0, 0))
+            if ordered >= self.ENOUGH:
+                return ordered, place
+        return same, at
 
     def _same_before(self, a: int, b: int) -> int:
         n = 0
@@ -237,10 +264,27 @@ class Ngrams:
             n += 1
         return n
 
-    def _step(self, same: int) -> int:
+    def _ordered_before(self, a: int, b: int) -> int:
+        """Tokens before both places that are the same in their order, the nearest ones first."""
+        tokens, least, n = self._tokens, max(a - self.ORDERED, 1), 0
+        while True:
+            fits = (
+                (i, j)
+                for i, j in self.SKIPS
+                if a - i >= least and tokens[a - i - 1] == tokens[b - j - 1]
+            )
+            i, j = next(fits, (-1, -1))
+            if i < 0:
+                return n
+            n, a, b = n + 1, a - i - 1, b - j - 1
+
+    def _share(self, ahead: int) -> int:
+        """Which share of right guesses is that of the token so many behind the next one."""
+        place, same = self._at + ahead, self._same + ahead
+        if same >= self.ENOUGH and place in self._foreseen:
+            return self.FORESEEN + (not self._foreseen[place])
         return sum(same >= x for x in self.STEPS) - 1
 
     def _length(self, most: int) -> int:
-        steps = (self._step(self._same + n) for n in range(most))
-        shares = (self._right[step] / self._all[step] for step in steps)
-        return paying(shares, self._costs.of(most + 1))
+        shares = map(self._share, range(most))
+        return paying((self._right[i] / self._all[i] for i in shares), self._costs.of(most + 1))
