@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -336,6 +336,7 @@ def test_what_is_wrong_is_one_line(router):
     assert post(f"{url}/api/chat", json={"model": "one"}).status_code == 401
     assert post(f"{url}/models/unload", json={"model": "two"}, **KEY).status_code == 400
     assert get(f"{url}/nonsense", params={"model": "one"}, **KEY).status_code == 404
+    assert get(f"{url}/non%20sense%ff", params={"model": "one"}, **KEY).status_code == 404
     assert get(url).text == "Ollama is running" and "<title>" in get(url, headers=BROWSER).text
 
 
@@ -352,6 +353,13 @@ def test_a_model_that_crashes_is_loaded_again(router):
         child.kill()
         assert "has ended meanwhile" in [line for line in lines if line][-1]
     assert chat(url, "two").status_code == 200
+    (child,) = psutil.Process(process.pid).children()
+    child.suspend()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(chat, url, "two")
+        time.sleep(0.5)  # the request has reached the process
+        child.kill()
+        assert waiting.result().status_code == 200, "it is asked once more"
     assert post(f"{url}/models/unload", json={"model": "two"}, **KEY).json() == {"success": True}
     assert status_of(url)["two"] == "unloaded"
     assert not psutil.Process(process.pid).children()

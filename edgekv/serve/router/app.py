@@ -40,6 +40,8 @@ router, others = APIRouter(), APIRouter()
 
 METHODS = ["GET", "POST", "DELETE"]
 FOREVER_S = 1e9
+DYING_S = 10.0
+"""Seconds in which a process that answers no more is gone, on a busy machine too."""
 NO_PULL = (
     "this server downloads nothing for its clients: start it with --allow-pull, or run"
     " 'edgekv pull USER/REPO'"
@@ -273,23 +275,29 @@ async def _let_go(state: Router, model: Found, path: str) -> Response:
 async def _answer(
     http: HttpRequest, state: Router, model: Found, keep_s: float | None, body: bytes
 ) -> Response:
-    """The answer of a model's own server, as it comes."""
-    async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(state.models.using(model, keep_s))
-        asked = Forwarded(one.child.ready.result(), state.key)
-        stack.callback(asked.close)
-        target = http.url.path.encode()
-        if http.url.query:
-            target += b"?" + http.url.query.encode()
-        client = http.client.host if http.client else ""
-        try:
-            await asked.send(http.method, target, http.headers.raw, body, client)
-        except (OSError, h11.RemoteProtocolError):
-            raise _ended(model) from None
-        stack = stack.pop_all()
-    response = _HandedOn(_pieces(asked, model, http.url.path), asked.status)
-    response.raw_headers, response.stack = asked.headers, stack
-    return response
+    """The answer of a model's own server, as it comes. One that crashes before its answer begins is
+    loaded again and asked once more.
+    """
+    target = http.scope["raw_path"]
+    if http.url.query:
+        target += b"?" + http.url.query.encode()
+    client = http.client.host if http.client else ""
+    for may_repeat in (True, False):
+        async with AsyncExitStack() as stack:
+            one = await stack.enter_async_context(state.models.using(model, keep_s))
+            asked = Forwarded(one.child.ready.result(), state.key)
+            stack.callback(asked.close)
+            try:
+                await asked.send(http.method, target, http.headers.raw, body, client)
+            except (OSError, h11.RemoteProtocolError):
+                is_told = one.is_leaving or not may_repeat
+                if is_told or not await asyncio.to_thread(one.child.ends_within, DYING_S):
+                    raise _ended(model) from None
+                continue
+            response = _HandedOn(_pieces(asked, model, http.url.path), asked.status)
+            response.raw_headers, response.stack = asked.headers, stack.pop_all()
+            return response
+    raise AssertionError
 
 
 class _HandedOn(StreamingResponse):

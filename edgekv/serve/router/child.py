@@ -71,6 +71,13 @@ class Child:
         """None while it runs."""
         return self._process.poll()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the process has ended, or does so in this time: a process that was killed has
+        closed its sockets before it is gone.
+        """
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     @property
     def n_bytes(self) -> int:
         """What the process takes in main memory now."""

@@ -24,7 +24,7 @@ Start = Callable[[Found], Child]
 
 class Loaded:
     """A model that is loaded, or is being loaded. keep_s: how long it stays without a request.
-    size: bytes that it takes, of its files at least.
+    size: bytes that it takes, of its files at least; is_leaving: it was told to end.
     """
 
     def __init__(self, model: Found, child: Child, keep_s: float, size: int) -> None:
@@ -130,7 +130,7 @@ class Models:
 
     async def unload(self, one: Loaded) -> None:
         """Its process ends, and has written its conversations down."""
-        one.is_leaving = True
+        one.is_leaving = one.is_leaving or one.child.exit_code is None
         await asyncio.to_thread(one.child.end)
         if self._loaded.get(one.model.path) is one:
             del self._loaded[one.model.path]
