@@ -18,6 +18,7 @@ from edgekv.chat.specials import Specials, encoded, without_marks
 from edgekv.chat.tools import Choice, Tool
 from edgekv.errors import BadInput
 from edgekv.grammars import schemas
+from edgekv.memory.limit import APPEND_MAX
 from edgekv.model import words
 from edgekv.native import chat as native
 from edgekv.native import llama_cpp
@@ -221,18 +222,19 @@ class ChatTemplate:
         )
 
     def _cuts(self, chat: Chat, tokens: list[int]) -> tuple[int, ...]:
-        """Where another conversation may go on: behind the system message, and before the last
-        question.
-        """
-        cuts = set()
-        for n in _boundaries(chat.messages):
+        """Where another conversation may go on; see `_boundaries`."""
+        cuts = dict[int, int]()
+        for n in sorted(_boundaries(chat.messages)):
             before = replace(chat, messages=chat.messages[:n], adds_generation_prompt=False)
             try:
                 text = self._applied(before, plain=True)["prompt"]
             except BadInput:
                 continue  # a template that does not take a part of a conversation
-            cuts.add(n_shared(self.specials.tokens_of(text), tokens))
-        return tuple(sorted(n for n in cuts if 0 < n < len(tokens)))
+            cuts[n] = n_shared(self.specials.tokens_of(text), tokens)
+        called, end = _called(chat.messages), cuts.get(len(chat.messages), 0)
+        if end and 0 < end - cuts.get(called, end) <= APPEND_MAX:
+            del cuts[called]  # the next turn goes on behind the results
+        return tuple(sorted({n for n in cuts.values() if 0 < n < len(tokens)}))
 
     # ---- the answer
 
@@ -404,8 +406,14 @@ def _goes_on(given: Sequence[Message]) -> bool:
 
 def _boundaries(given: Sequence[Message]) -> set[int]:
     """Numbers of messages behind which another prompt may go on: the system message's, those before
-    the last question, and all. Clients give a call back with other blanks than the model wrote.
+    the last question, those before the last results of tools, and all. Clients give a call back
+    with other blanks than the model wrote.
     """
     n_system = next((i for i, m in enumerate(given) if m["role"] != "system"), len(given))
     last = max((i for i, m in enumerate(given) if m["role"] == "user"), default=0)
-    return {n for n in (n_system, last, len(given)) if n > 0}
+    return {n for n in (n_system, last, _called(given), len(given)) if n > 0}
+
+
+def _called(given: Sequence[Message]) -> int:
+    """The number of messages before the last results of tools."""
+    return max((i + 1 for i, m in enumerate(given) if m["role"] != "tool"), default=0)
