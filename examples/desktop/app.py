@@ -109,7 +109,8 @@ class Worker(threading.Thread):
         try:
             # What the other documents' conversations have read stays in memory meanwhile.
             with self._llm.conversation(str(tab)):
-                for chunk in self._llm.create_chat_completion(tab.pending, stream=True):
+                options = {"stream": True, "max_tokens": 512}  # a small model may find no end
+                for chunk in self._llm.create_chat_completion(tab.pending, **options):
                     piece = chunk["choices"][0]["delta"].get("content") or ""
                     answer += piece
                     self.events.put(("write", tab, piece))
@@ -131,7 +132,7 @@ class Tab(ttk.Frame):
         self.document = {"type": "text", "text": path.read_text(encoding="utf-8")}
         self.messages: list[dict[str, Any]] = []  # of answered questions
         self.pending: list[dict[str, Any]] = []  # the same and the question that is open, if any
-        self.transcript = Text(self, wrap="word", state="disabled", height=20)
+        self.transcript = Text(self, wrap="word", state="disabled", padx=6, font="TkDefaultFont")
         self.question = ttk.Entry(self)
         self.ask_button = ttk.Button(self, text="Ask", command=self.ask)
         self.cancel_button = ttk.Button(self, text="Cancel", command=lambda: worker.cancel(self))
@@ -139,13 +140,20 @@ class Tab(ttk.Frame):
         self.kept = ttk.Label(self, text="nothing read yet")
         self.transcript.grid(row=0, columnspan=3, sticky="nsew")
         for x, widget in enumerate((self.question, self.ask_button, self.cancel_button)):
-            widget.grid(row=1, column=x, sticky="ew", pady=4)
-        self.progress.grid(row=2, column=0, columnspan=3, sticky="ew")
-        self.memory.grid(row=3, column=0, sticky="ew")
-        self.kept.grid(row=3, column=1, columnspan=2)
+            widget.grid(row=1, column=x, sticky="ew", pady=8)
+        for y, name, bar in ((2, "read of the prompt", self.progress), (3, "kept", self.memory)):
+            bar.grid(row=y, column=0, sticky="ew", pady=2)
+            ttk.Label(self, text=name).grid(row=y, column=1, columnspan=2, sticky="w", padx=8)
+        self.kept.grid(row=4, columnspan=3, sticky="w")
+        self.show_open(False)
         self.columnconfigure(0, weight=1)
         self.rowconfigure(0, weight=1)
         self.question.bind("<Return>", lambda _: self.ask())
+
+    def show_open(self, is_open: bool) -> None:
+        self.ask_button.state(["disabled" if is_open else "!disabled"])
+        self.cancel_button.state(["!disabled" if is_open else "disabled"])
+        self.progress["value"] = 0
 
     def ask(self) -> None:
         text = self.question.get().strip()
@@ -156,6 +164,7 @@ class Tab(ttk.Frame):
         self.pending = [*self.messages, {"role": "user", "content": content}]
         self.question.delete(0, "end")
         self.write(f"> {text}\n")
+        self.show_open(True)
         self.worker.asked.put(self)
 
     def read(self, value: tuple[int, int]) -> None:
@@ -176,6 +185,7 @@ class Tab(ttk.Frame):
             self.memory["value"], self.memory["maximum"] = used, full
             self.kept["text"] = f"{used:.1f} of {full:.1f} MiB kept for {stats.n_seen:,} tokens"
         self.pending = []
+        self.show_open(False)
 
 
 class Window(Tk):
@@ -186,9 +196,11 @@ class Window(Tk):
         self.title("edgekv")
         self.tabs = ttk.Notebook(self)
         self.status = ttk.Label(self)
+        buttons = ttk.Frame(self, padding=8)
         for text, command in (("Open...", self.open), ("Model...", self.use_model)):
-            ttk.Button(self, text=text, command=command).pack(anchor="w")
-        self.status.pack(side="bottom", anchor="w")
+            ttk.Button(buttons, text=text, command=command).pack(side="left")
+        buttons.pack(anchor="w")
+        self.status.pack(side="bottom", anchor="w", padx=8, pady=4)
         self.tabs.pack(fill="both", expand=True)
         self.worker = Worker(model, options)
         if documents:
@@ -207,6 +219,7 @@ class Window(Tk):
     def use_model(self, path: str = "") -> None:
         """Questions from now on are for another model, which reads the documents anew."""
         if path := path or filedialog.askopenfilename(parent=self, filetypes=[("GGUF", "*.gguf")]):
+            self.say(f"{Path(path).name}: waits for the questions that are open")
             self.worker.asked.put(path)
 
     def take_events(self) -> None:
