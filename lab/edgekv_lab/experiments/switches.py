@@ -2,8 +2,8 @@
 
 Three links to the model's file are three models. In turns: each one is asked three times, and has
 its conversation back from --cache-disk, while --models-memory is one and a half times what the
-first one took. Crash: with two models loaded one's process is killed (kill -9). Switches: two
-models in turns, one loaded at a time; memory of the router's own process along the way. Without
+first one took. Crash: with two models loaded one's process is killed (kill -9). Switches: the
+three in turns within the same memory; what the router's own process takes along the way. Without
 -m the model is one of the tests' tiny ones.
 """
 
@@ -44,9 +44,10 @@ def command(o: Options) -> None:
         for name in NAMES:
             (place / "models" / f"{name}.gguf").hardlink_to(path)
         words = ["--models-dir", str(place / "models"), "-c", "2048", *o.words.split()]
-        show_turns(words, place)
+        within = ["--models-memory", str(show_memory(words))]
+        show_turns([*words, *within, "--cache-disk", str(place / "disk")])
         show_crash(words)
-        show_switches(words, o.switches)
+        show_switches([*words, *within], o.switches)
 
 
 def tiny(folder: Path) -> str:
@@ -99,17 +100,21 @@ def peak_of_children(server: Server) -> Iterator[list[int]]:
         thread.join()
 
 
-def show_turns(words: list[str], place: Path) -> None:
-    words = [*words, "--cache-disk", str(place / "disk")]
+def show_memory(words: list[str]) -> int:
+    """What three models may take, in bytes."""
     with serving(words) as server:
         ask(server, NAMES[0], [{"role": "user", "content": "abc"}])
         (alone,) = map(rss, children(server))
     limit = alone * 3 // 2
-    talks: dict[str, Messages] = {name: [] for name in NAMES}
     print(f"\nOne model takes {alone / MIB:.0f} MiB, three may take {limit / MIB:.0f} MiB.\n")
+    return limit
+
+
+def show_turns(words: list[str]) -> None:
+    talks: dict[str, Messages] = {name: [] for name in NAMES}
     columns = [(f"{name}: tokens, known", "{:,}, {:,}") for name in NAMES]
     with (
-        serving([*words, "--models-memory", str(limit)]) as server,
+        serving(words) as server,
         peak_of_children(server) as most,
         sheet(("turn", "{}"), *columns, name="turns") as table,
     ):
@@ -136,12 +141,12 @@ def show_crash(words: list[str]) -> None:
 
 def show_switches(words: list[str], n: int) -> None:
     with (
-        serving([*words, "--models-max", "1"]) as server,
+        serving(words) as server,
         sheet(*SWITCHES, name="switches") as table,
     ):
         begin, marks = time.monotonic(), {1, n // 10, n // 2, n}
         for i in range(1, n + 1):
-            ask(server, NAMES[i % 2], [{"role": "user", "content": "abc"}])
+            ask(server, NAMES[i % len(NAMES)], [{"role": "user", "content": "abc"}])
             if i in marks:
                 own = rss(psutil.Process(server.process.pid)) / MIB
                 others = sum(map(rss, children(server))) / MIB
