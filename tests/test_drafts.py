@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgekv.chat.drafts import Costs, Drafting, Ngrams
+from edgekv.chat.drafts import MOST, Costs, Drafting, Ngrams
 from edgekv.errors import BadInput
 from edgekv.serve.conversations import Turns
 from edgekv.serve.events import Done
 from edgekv.serve.job import Job
 from edgekv.serve.worker import Worker
 from tests.engine import load
+from tests.lib import ROOT
 from tests.test_serve_worker import Log, request
 
 N = 90
@@ -326,3 +328,8 @@ def test_a_pass_costs_what_it_took_of_late():
 def test_drafts_that_there_are_not_are_refused(tiny, wrong):
     with pytest.raises(BadInput, match="draft"):
         load(tiny("llama-gqa"), **wrong)
+
+
+def test_a_draft_and_the_token_before_it_have_the_same_bits_as_alone():
+    header = (ROOT / "native/src/cpu/edgekv-cpu.h").read_text()
+    assert MOST + 1 == int(re.search(r"#define EDGEKV_ALIKE_MAX (\d+)", header)[1])

@@ -36,6 +36,7 @@ REGISTERS = {
     "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"],
     "test-lanes-avx512vnni": ["avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl"],
     "test-lanes-avx512bf16": ["avx512_bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl"],
+    "test-product-avx2": ["avx2", "fma", "f16c"],
 }
 SANITIZED = ROOT / "build" / "sanitize"
 NEON = ROOT / "build" / "neon"
@@ -97,7 +98,7 @@ def test_the_kernels_speed_can_be_measured():
 
 
 @pytest.mark.parametrize("name", REGISTERS)
-def test_the_kernel_for_prompts_with_every_register(name):
+def test_kernels_with_every_register(name):
     if not REGISTERS[name]:
         return check_passed(run(program(name)))
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -18,9 +18,9 @@
 
 namespace {
 
-// In a step of so many tokens each attends as if it was alone: over parts of its own rows, which
+// In a step of a few tokens each attends as if it was alone: over parts of its own rows, which
 // begin elsewhere for the next token. So a token has the same bits whether others follow it or not.
-constexpr int FEW = 16;
+bool each_alone(int64_t n_tokens) { return n_tokens <= EDGEKV_ALIKE_MAX; }
 
 // Row numbers of the new tokens, and (graph path) masks. One object per graph.
 struct attend_input : llm_graph_input_i {
@@ -142,7 +142,7 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
         pl.start.empty() ? nullptr : pl.start.data() };
-    if (pl.n_tokens > FEW) {
+    if (!each_alone(pl.n_tokens)) {
         for (int p = ith; p < pl.parts; p += nth)
             edgekv_cpu().attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
         return;
@@ -172,7 +172,8 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], dst->src[3]);
-    const int n = pl.n_tokens > FEW ? pl.n_tokens : 1, n_parts = pl.parts + (pl.archive != nullptr);
+    const int n = each_alone(pl.n_tokens) ? 1 : pl.n_tokens,
+              n_parts = pl.parts + (pl.archive != nullptr);
     const auto * parts = (const float *) dst->src[0]->data;
     for (int t = 0; t < pl.n_tokens; t += n)
         edgekv_cpu().attend_combine(&rows, n, parts + t * pl.n_floats(), n_parts,
@@ -251,7 +252,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     pl.scale = scale;
     pl.cap = edgekv_softcap(g);
     pl.n_tokens = (int) n_tokens;
-    pl.parts = edgekv_n_parts(n_tokens > FEW ? n_tokens : 1);
+    pl.parts = edgekv_n_parts(each_alone(n_tokens) ? 1 : n_tokens);
     if (n_tokens == 1 && store->archive && store->archive->recalls(l))
         pl.archive = store->archive.get();
     const bool on_cpu = ggml_backend_buft_is_host(l.buft);

@@ -166,6 +166,8 @@ struct edgekv_numbered {
 // product of a quantised weight with many tokens, for a MUL_MAT node, or for a MUL_MAT_ID node of
 // experts' weights: how many words of work it takes, 0 if the kernel takes no such node
 #define EDGEKV_PRODUCT_MIN 64
+// tokens of a step that have the same bits each as alone, with a weight that edgekv-few.h takes
+#define EDGEKV_ALIKE_MAX 16
 GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node);
 
 // tokens from which weights are taken that llama.cpp has repacked, and multiplies in 8 bits: bf16

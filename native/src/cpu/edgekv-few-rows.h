@@ -1,8 +1,7 @@
 #pragma once
-// The kernels of edgekv-few.h, with AVX-512 and VNNI. Levels are the integers of a weight's values,
-// not negative: one instruction multiplies 64 of them with a token's.
+// The kernels of edgekv-few.h. Levels are the integers of a weight's values (edgekv-few-lanes.h).
 
-#include "edgekv-levels.h"
+#include "edgekv-few-lanes.h"
 
 #define GGML_COMMON_IMPL_CPP // kvalues_iq4nl
 #include "ggml-common.h"
@@ -14,13 +13,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__GNUC__)
-#define EDGEKV_FEW 1
-#include <immintrin.h>
-#else
-#define EDGEKV_FEW 0
-#endif
 
 #if EDGEKV_FEW
 namespace edgekv {
@@ -120,81 +112,57 @@ inline void few_ahead(const B * b, int n = 1) {
 }
 
 inline float few_f32(ggml_half x) { return GGML_CPU_FP16_TO_FP32(x); }
-inline __m512i few_half(__m256i low, __m256i high) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-}
-inline __m256i few_32(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
-
-// 16 bytes at each of two places: the low four bits of the first, its high ones, ...
-inline __m512i few_nibbles(const void * a, const void * b) {
-    const __m256i two =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) a)),
-            _mm_loadu_si128((const __m128i *) b), 1);
-    const __m512i twice = _mm512_permutexvar_epi64(
-        _mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0), _mm512_castsi256_si512(two));
-    return _mm512_and_si512(
-        _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0)), _mm512_set1_epi8(15));
-}
-// 32 bytes: their low four bits, then their high ones
-inline __m512i few_nibbles(const void * a) {
-    const __m512i twice = _mm512_broadcast_i64x4(few_32(a));
-    return _mm512_and_si512(
-        _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0)), _mm512_set1_epi8(15));
-}
-
-// levels of iq4_nl and iq4_xs, 128 above their values
-inline __m512i few_looked_up(__m512i nibbles) {
-    const __m128i values = _mm_loadu_si128((const __m128i *) kvalues_iq4nl);
-    const __m128i above = _mm_xor_si128(values, _mm_set1_epi8((char) 128));
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(above), nibbles);
-}
 
 // ---- blocks of 32 values; levels: of two blocks; low: what is added to a value, of 16 blocks
 
 // half AT of each of n blocks, up to 16; 0 for others
 template <int AT, class B>
-inline __m512 few_halves(const B * b, int n) {
+inline few_floats few_halves(const B * b, int n) {
     ggml_half x[16] = {};
     for (int i = 0; i < std::min(n, 16); ++i)
         memcpy(&x[i], (const ggml_half *) (b + i) + AT, sizeof(x[i]));
-    return _mm512_cvtph_ps(few_32(x));
+    return few_from_halves(x);
 }
 // levels are ZERO above the values
 template <class B, int ZERO>
 struct few_above {
     using block = B;
-    static __m512 low(const block *, int, __m512 scale) {
-        return _mm512_mul_ps(scale, _mm512_set1_ps(-ZERO));
+    static few_floats low(const block *, int, few_floats scale) {
+        return few_mul(scale, few_set(-ZERO));
     }
 };
 // blocks have a low
 template <class B>
 struct few_lowest {
     using block = B;
-    static __m512 low(const block * b, int n, __m512) { return few_halves<1>(b, n); }
+    static few_floats low(const block * b, int n, few_floats) { return few_halves<1>(b, n); }
 };
 template <class BASE>
 struct few_four : BASE {
-    static __m512i levels(const typename BASE::block * b) { return few_nibbles(b[0].qs, b[1].qs); }
+    static few_bytes levels(const typename BASE::block * b) {
+        return few_nibbles(b[0].qs, b[1].qs);
+    }
+    static few_ints dot(few_bytes u, few_bytes x) { return few_dot(few_all(0), u, x); }
 };
 template <class BASE>
-struct few_five : BASE {
-    static __m512i levels(const typename BASE::block * b) {
+struct few_five : few_four<BASE> {
+    static few_bytes levels(const typename BASE::block * b) {
         uint32_t fifth[2];
         for (int i = 0; i < 2; ++i) memcpy(&fifth[i], b[i].qh, sizeof(fifth[i]));
-        const __m512i low = few_nibbles(b[0].qs, b[1].qs);
-        return _mm512_mask_add_epi8(
-            low, (uint64_t) fifth[1] << 32 | fifth[0], low, _mm512_set1_epi8(16));
+        return few_add_fifth(few_nibbles(b[0].qs, b[1].qs), fifth[0], fifth[1]);
     }
 };
-struct few_q8_0 : few_above<block_q8_0, 128> {
-    static __m512i levels(const block * b) {
-        return _mm512_xor_si512(
-            few_half(few_32(b[0].qs), few_32(b[1].qs)), _mm512_set1_epi8((char) 128));
+struct few_q8_0 : few_above<block_q8_0, FEW_WHOLE> {
+    static few_bytes levels(const block * b) {
+        return few_whole(few_two(few_32(b[0].qs), few_32(b[1].qs)));
     }
+    static few_ints dot(few_bytes u, few_bytes x) { return few_dot_whole(few_all(0), u, x); }
 };
-struct few_iq4_nl : few_above<block_iq4_nl, 128> {
-    static __m512i levels(const block * b) { return few_looked_up(few_nibbles(b[0].qs, b[1].qs)); }
+struct few_iq4_nl : few_above<block_iq4_nl, FEW_WHOLE> {
+    static few_bytes levels(const block * b) {
+        return few_looked_up(kvalues_iq4nl, few_nibbles(b[0].qs, b[1].qs));
+    }
+    static few_ints dot(few_bytes u, few_bytes x) { return few_dot_whole(few_all(0), u, x); }
 };
 using few_q4_0 = few_four<few_above<block_q4_0, 8>>;
 using few_q4_1 = few_four<few_lowest<block_q4_1>>;
@@ -218,101 +186,89 @@ void few_of_32<F>::rows(const few_work & w) {
         const auto * b = (const typename F::block *) (w.w + r * w.nb);
         const auto * x = first;
         const float * x_sums = all_sums;
-        __m512 sums[N];
-        for (auto & s : sums) s = _mm512_setzero_ps();
+        few_floats sums[N];
+        for (auto & s : sums) s = few_set(0);
         for (int left = w.n_in / 32; left > 0; left -= MOST) {
             const int n = std::min(left, MOST);
             for (int i = 0; i < n; i += 16, x_sums += 16 * w.n) {
-                const __m512 d = few_halves<0>(b + i, n - i), low = F::low(b + i, n - i, d);
-                _mm512_store_ps(scale + i, d);
+                const few_floats d = few_halves<0>(b + i, n - i), low = F::low(b + i, n - i, d);
+                few_store(scale + i, d);
                 for (int t = 0; t < N; ++t)
-                    sums[t] = _mm512_fmadd_ps(low, _mm512_loadu_ps(x_sums + 16 * t), sums[t]);
+                    sums[t] = few_fma(low, few_load(x_sums + 16 * t), sums[t]);
             }
-            const __m512i two = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
             for (int i = 0; i < n; i += 2, b += 2, x += w.n) {
                 few_ahead(b, 2);
-                const __m512i u = F::levels(b);
-                const __m512 d = _mm512_permutexvar_ps(two,
-                    _mm512_castpd_ps(
-                        _mm512_castpd128_pd512(_mm_load_sd((const double *) (scale + i)))));
+                const few_bytes u = F::levels(b);
+                const few_floats d = few_eights(scale + i);
                 for (int t = 0; t < N; ++t) {
-                    const __m512i dot = _mm512_dpbusd_epi32(
-                        _mm512_setzero_si512(), u, _mm512_loadu_si512(x[t].half));
-                    const __m512 step = _mm512_mul_ps(d, _mm512_loadu_ps(x[t].scale));
-                    sums[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), step, sums[t]);
+                    const few_floats dot = few_to_f32(F::dot(u, few_load(x[t].half[0].q)));
+                    sums[t] = few_fma(dot, few_mul(d, few_load(x[t].scale)), sums[t]);
                 }
             }
         }
-        for (int t = 0; t < N; ++t) *w.out(t, r) = _mm512_reduce_add_ps(sums[t]);
+        for (int t = 0; t < N; ++t) *w.out(t, r) = few_sum(sums[t]);
     }
 }
 
 // ---- blocks of 256 values, each 32 or 16 of them with a scale; levels: of 64 values
 
-// eight scales and lows of six bits each, packed into 12 bytes
-inline void few_six(const uint8_t * packed, __m256 & scale, __m256 & low) {
+// eight scales of six bits, then eight lows, packed into 12 bytes
+inline __m128i few_six(const uint8_t * packed) {
     uint32_t s[3];
     memcpy(s, packed, sizeof(s));
     constexpr uint32_t SIX = 0x3f3f3f3f, FOUR = 0x0f0f0f0f, TWO = 0x03030303;
-    const __m128i all = _mm_set_epi32((int) ((s[2] >> 4 & FOUR) | (s[1] >> 6 & TWO) << 4),
-        (int) (s[1] & SIX), (int) ((s[2] & FOUR) | (s[0] >> 6 & TWO) << 4), (int) (s[0] & SIX));
-    scale = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(all));
-    low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)));
+    return _mm_set_epi32((int) ((s[2] >> 4 & FOUR) | (s[1] >> 6 & TWO) << 4), (int) (s[1] & SIX),
+        (int) ((s[2] & FOUR) | (s[0] >> 6 & TWO) << 4), (int) (s[0] & SIX));
+}
+inline __m256 few_eight_of(__m128i bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
 
-// Of two bits: four values in a byte, in runs of 32
-inline __m512i few_twos(const uint8_t * qs, int i) {
-    const __m512i shift =
-        i % 2 ? _mm512_set_epi64(6, 6, 6, 6, 4, 4, 4, 4) : _mm512_set_epi64(2, 2, 2, 2, 0, 0, 0, 0);
-    const __m512i all = _mm512_broadcast_i64x4(few_32(qs + i / 2 * 32));
-    return _mm512_and_si512(_mm512_srlv_epi64(all, shift), _mm512_set1_epi8(3));
-}
-// x, and MORE where bits 2i (of 32 bytes) and 2i+1 are set
-template <int MORE>
-inline __m512i few_and_bits(__m512i x, const uint8_t * bits, int i) {
-    const __m512i bit =
-        few_half(_mm256_set1_epi8((char) (1 << 2 * i)), _mm256_set1_epi8((char) (2 << 2 * i)));
-    return _mm512_mask_add_epi8(x, _mm512_test_epi8_mask(_mm512_broadcast_i64x4(few_32(bits)), bit),
-        x, _mm512_set1_epi8(MORE));
-}
-
-// scale, low: of each 32 or 16 values, in lanes; low: what is added to a value; lanes: the scales
-// of the lanes of 64 values
+// scales: of each 32 or 16 values, an integer; scale: of a block, times these
+// low: what is added to a value of each 32 or 16, in lanes
 struct few_eight_scales {
     using token = few_block_256<32>;
-    static __m512 lanes(__m512 scale, int i) {
-        const __m512i two = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-        return _mm512_permutexvar_ps(_mm512_add_epi32(two, _mm512_set1_epi32(2 * i)), scale);
-    }
+    static few_scales of(few_scales scales, int i) { return few_eights(scales, i); }
 };
 struct few_sixteen_scales {
     using token = few_block_256<16>;
-    static __m512 lanes(__m512 scale, int i) {
-        const __m512i four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-        return _mm512_permutexvar_ps(_mm512_add_epi32(four, _mm512_set1_epi32(4 * i)), scale);
-    }
-    // d times integers of 8 bits
-    static __m512 scales(__m128i x, float d) {
-        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)), _mm512_set1_ps(d));
+    static few_scales of(few_scales scales, int i) { return few_fours(scales, i); }
+};
+template <class BASE>
+struct few_levels : BASE {
+    static few_total add(few_total c, few_bytes u, few_bytes x, few_scales by) {
+        return few_add(c, u, x, by);
     }
 };
-struct few_q2_K : few_sixteen_scales {
+// two bits of a value: four values in a byte, in runs of 32
+inline few_bytes few_twos(const uint8_t * qs, int i) {
+    return few_pairs(qs + i / 2 * 32, i % 2 != 0);
+}
+struct few_q2_K : few_levels<few_sixteen_scales> {
     using block = block_q2_K;
-    static __m512i levels(const block & b, int i) { return few_twos(b.qs, i); }
-    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
+    static few_bytes levels(const block & b, int i) { return few_twos(b.qs, i); }
+    static few_scales scales(const block & b, float & scale, few_floats & low) {
         ggml_half d[2]; // their names differ between compilers
         memcpy(d, (const char *) (&b + 1) - sizeof(d), sizeof(d));
-        const __m128i both = _mm_loadu_si128((const __m128i *) b.scales), four = _mm_set1_epi8(15);
-        scale = scales(_mm_and_si128(both, four), few_f32(d[0]));
-        low = scales(_mm_and_si128(_mm_srli_epi16(both, 4), four), -few_f32(d[1]));
+        const __m128i both = few_16(b.scales), four = _mm_set1_epi8(15);
+        const __m128i lows = _mm_and_si128(_mm_srli_epi16(both, 4), four);
+        scale = few_f32(d[0]);
+        low = few_mul(few_from_int8(lows), few_set(-few_f32(d[1])));
+        return few_to_scales(_mm_and_si128(both, four), scale);
     }
 };
-struct few_q3_K : few_sixteen_scales {
+// values are around 0, levels ZERO above them
+template <int ZERO>
+inline few_scales few_around(__m128i scales, float scale, few_floats & low) {
+    low = ZERO ? few_mul(few_from_int8(scales), few_set(-ZERO * scale)) : few_set(0);
+    return few_to_scales(scales, scale);
+}
+struct few_q3_K : few_levels<few_sixteen_scales> {
     using block = block_q3_K;
-    static __m512i levels(const block & b, int i) {
-        return few_and_bits<4>(few_twos(b.qs, i), b.hmask, i);
+    static few_bytes levels(const block & b, int i) {
+        return few_add_bits<4>(few_twos(b.qs, i), b.hmask, 2 * i);
     }
-    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
+    static few_scales scales(const block & b, float & scale, few_floats & low) {
         uint32_t s[3]; // the low four bits of 16, then the two above of each
         memcpy(s, b.scales, sizeof(s));
         constexpr uint32_t FOUR = 0x0f0f0f0f, TWO = 0x03030303;
@@ -320,63 +276,66 @@ struct few_q3_K : few_sixteen_scales {
             (int) ((s[0] >> 4 & FOUR) | (s[2] >> 4 & TWO) << 4),
             (int) ((s[1] & FOUR) | (s[2] >> 2 & TWO) << 4),
             (int) ((s[0] & FOUR) | (s[2] & TWO) << 4));
-        scale = scales(_mm_sub_epi8(all, _mm_set1_epi8(32)), few_f32(b.d));
-        low = _mm512_mul_ps(scale, _mm512_set1_ps(-4));
+        scale = few_f32(b.d);
+        return few_around<4>(_mm_sub_epi8(all, _mm_set1_epi8(32)), scale, low);
     }
 };
-struct few_iq4_xs : few_eight_scales {
-    using block = block_iq4_xs;
-    static __m512i levels(const block & b, int i) {
-        return few_looked_up(few_nibbles(b.qs + 32 * i, b.qs + 32 * i + 16));
-    }
-    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
-        uint32_t four;
-        memcpy(&four, b.scales_l, sizeof(four));
-        const __m256i at = _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0);
-        const __m256i of_low =
-                          _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int) four), at),
-                              _mm256_set1_epi32(15)),
-                      of_high = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(b.scales_h),
-                                                     _mm256_srli_epi32(at, 1)),
-                          _mm256_set1_epi32(3));
-        const __m256i all = _mm256_sub_epi32(
-            _mm256_or_si256(of_low, _mm256_slli_epi32(of_high, 4)), _mm256_set1_epi32(32));
-        scale = _mm512_zextps256_ps512(
-            _mm256_mul_ps(_mm256_cvtepi32_ps(all), _mm256_set1_ps(few_f32(b.d))));
-        low = _mm512_mul_ps(scale, _mm512_set1_ps(-128));
-    }
-};
-struct few_q4_K : few_eight_scales {
+struct few_q4_K : few_levels<few_eight_scales> {
     using block = block_q4_K;
-    static __m512i levels(const block & b, int i) { return few_nibbles(b.qs + 32 * i); }
+    static few_bytes levels(const block & b, int i) { return few_nibbles(b.qs + 32 * i); }
     template <class B>
-    static void scales_and_lows(const B & b, __m512 & scale, __m512 & low) {
-        ggml_half d[2];
-        memcpy(d, &b, sizeof(d)); // their names differ between compilers
-        __m256 s, m;
-        few_six(b.scales, s, m);
-        scale = _mm512_castps256_ps512(_mm256_mul_ps(s, _mm256_set1_ps(few_f32(d[0]))));
-        low = _mm512_zextps256_ps512(_mm256_mul_ps(m, _mm256_set1_ps(-few_f32(d[1]))));
+    static few_scales scales(const B & b, float & scale, few_floats & low) {
+        ggml_half d[2]; // their names differ between compilers
+        memcpy(d, &b, sizeof(d));
+        const __m128i both = few_six(b.scales);
+        const __m256 lows = few_eight_of(_mm_srli_si128(both, 8));
+        scale = few_f32(d[0]);
+        low = few_from_eight(_mm256_mul_ps(lows, _mm256_set1_ps(-few_f32(d[1]))));
+        return few_to_scales(both, scale);
     }
 };
 struct few_q5_K : few_q4_K {
     using block = block_q5_K;
-    static __m512i levels(const block & b, int i) {
-        return few_and_bits<16>(few_nibbles(b.qs + 32 * i), b.qh, i);
+    static few_bytes levels(const block & b, int i) {
+        return few_add_bits<16>(few_nibbles(b.qs + 32 * i), b.qh, 2 * i);
     }
 };
-struct few_q6_K : few_sixteen_scales {
+struct few_q6_K : few_levels<few_sixteen_scales> {
     using block = block_q6_K;
     // in each half of a block two bits of 32 bytes are the high ones of 32 values
-    static __m512i levels(const block & b, int i) {
-        const __m512i ql = _mm512_loadu_si512(b.ql + i / 2 * 64);
-        const __m512i low =
-            _mm512_and_si512(i % 2 ? _mm512_srli_epi16(ql, 4) : ql, _mm512_set1_epi8(15));
-        return _mm512_or_si512(low, _mm512_slli_epi16(few_twos(b.qh, i), 4));
+    static few_bytes levels(const block & b, int i) {
+        const few_bytes ql = few_load(b.ql + i / 2 * 64);
+        return few_add_pairs(
+            i % 2 ? few_high_four(ql) : few_low_four(ql), b.qh + i / 2 * 32, i % 2 != 0);
     }
-    static void scales_and_lows(const block & b, __m512 & scale, __m512 & low) {
-        scale = scales(_mm_loadu_si128((const __m128i *) b.scales), few_f32(b.d));
-        low = _mm512_mul_ps(scale, _mm512_set1_ps(-32));
+    static few_scales scales(const block & b, float & scale, few_floats & low) {
+        scale = few_f32(b.d);
+        return few_around<32>(few_16(b.scales), scale, low);
+    }
+};
+struct few_iq4_xs : few_eight_scales {
+    using block = block_iq4_xs;
+    static few_bytes levels(const block & b, int i) {
+        return few_looked_up(kvalues_iq4nl, few_nibbles(b.qs + 32 * i, b.qs + 32 * i + 16));
+    }
+    static few_total add(few_total c, few_bytes u, few_bytes x, few_scales by) {
+        return few_add_whole(c, u, x, by);
+    }
+    static few_scales scales(const block & b, float & scale, few_floats & low) {
+        uint32_t four;
+        memcpy(&four, b.scales_l, sizeof(four));
+        const __m256i at = _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+        const auto bits = [](uint32_t x, __m256i from, int mask) {
+            return _mm256_and_si256(
+                _mm256_srlv_epi32(_mm256_set1_epi32((int) x), from), _mm256_set1_epi32(mask));
+        };
+        const __m256i high = bits(b.scales_h, _mm256_srli_epi32(at, 1), 3);
+        const __m256i all = _mm256_sub_epi32(
+            _mm256_or_si256(bits(four, at, 15), _mm256_slli_epi32(high, 4)), _mm256_set1_epi32(32));
+        const __m128i words =
+            _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+        scale = few_f32(b.d);
+        return few_around<FEW_WHOLE>(_mm_packs_epi16(words, _mm_setzero_si128()), scale, low);
     }
 };
 
@@ -393,52 +352,33 @@ void few_of_256<F>::rows(const few_work & w) {
     for (int r = w.r0; r < w.r1; ++r) {
         const auto * b = (const typename F::block *) (w.w + r * w.nb);
         const auto * x = first;
-        __m512 sums[N];
-        for (auto & s : sums) s = _mm512_setzero_ps();
+        few_floats sums[N];
+        for (auto & s : sums) s = few_set(0);
         for (int i = 0; i < w.n_in; i += 256, ++b, x += w.n) {
             few_ahead(b);
-            __m512 scale, low, here[N];
-            F::scales_and_lows(*b, scale, low);
-            for (auto & s : here) s = _mm512_setzero_ps();
+            float scale;
+            few_floats low;
+            few_total here[N];
+            const few_scales scales = F::scales(*b, scale, low);
+            for (auto & s : here) s = few_nothing();
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
-                const __m512i u = F::levels(*b, j);
-                const __m512 d = F::lanes(scale, j);
-                for (int t = 0; t < N; ++t) {
-                    const __m512i dot = _mm512_dpbusd_epi32(
-                        _mm512_setzero_si512(), u, _mm512_loadu_si512(x[t].values.q + 64 * j));
-                    here[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), d, here[t]);
-                }
+                const few_bytes u = F::levels(*b, j);
+                const few_scales by = F::of(scales, j);
+                for (int t = 0; t < N; ++t)
+                    here[t] = F::add(here[t], u, few_load(x[t].values.q + 64 * j), by);
             }
             for (int t = 0; t < N; ++t)
-                sums[t] = _mm512_fmadd_ps(here[t], _mm512_set1_ps(x[t].scale),
-                    _mm512_fmadd_ps(low, _mm512_loadu_ps(x[t].sums), sums[t]));
+                sums[t] = few_fma(few_to_f32(here[t]), few_step(x[t].scale, scale),
+                    few_fma(low, few_load(x[t].sums), sums[t]));
         }
-        for (int t = 0; t < N; ++t) *w.out(t, r) = _mm512_reduce_add_ps(sums[t]);
+        for (int t = 0; t < N; ++t) *w.out(t, r) = few_sum(sums[t]);
     }
 }
 
 // ---- rows side by side: eight bytes of each of eight rows in turn. A row has two lanes of a sum
 
-inline __m512i few_eight(const int8_t * q) {
-    int64_t x;
-    memcpy(&x, q, sizeof(x));
-    return _mm512_set1_epi64(x);
-}
-// of eight rows, for their lanes
-inline __m512 few_twice(__m256 x) {
-    return _mm512_permutexvar_ps(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
-        _mm512_castps256_ps512(x));
-}
-inline __m256 few_scales(const ggml_half * d) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) d));
-}
-inline void few_put(__m512 lanes, __m256 more, float * dst) {
-    const __m512 both = _mm512_add_ps(lanes, _mm512_permute_ps(lanes, 0xb1));
-    const __m512i even = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m256 rows = _mm512_castps512_ps256(_mm512_permutexvar_ps(even, both));
-    _mm256_storeu_ps(dst, _mm256_add_ps(rows, more));
-}
+inline __m256 few_eight_of(const ggml_half * d) { return _mm256_cvtph_ps(few_16(d)); }
 
 struct few_sides_q4_0 {
     using token = few_block;
@@ -447,31 +387,27 @@ struct few_sides_q4_0 {
 };
 template <int N>
 void few_sides_q4_0::rows(const few_work & w) {
-    const __m512i sign = _mm512_set1_epi8((char) 0x88), four = _mm512_set1_epi8(15);
     for (int r = w.r0; r < w.r1; r += 8) {
         const auto * b = (const block_q4_0x8 *) (w.w + r * w.nb);
         const auto * x = w.pieces<few_block>() + w.t0;
-        __m512 sums[N];
-        for (auto & s : sums) s = _mm512_setzero_ps();
+        few_floats sums[N];
+        for (auto & s : sums) s = few_set(0);
         for (int i = 0; i < w.n_in; i += 32, ++b, x += w.n) {
             few_ahead(b);
-            const __m512 d = few_twice(few_scales(b->d));
-            __m512i u[4];
+            const few_floats d = few_twice(few_eight_of(b->d));
+            few_bytes u[4];
             for (int j = 0; j < 2; ++j) {
                 // repacking turned each value's highest bit
-                const __m512i v = _mm512_xor_si512(_mm512_loadu_si512(b->qs + 64 * j), sign);
-                u[j] = _mm512_and_si512(v, four);
-                u[2 + j] = _mm512_and_si512(_mm512_srli_epi16(v, 4), four);
+                const few_bytes v = few_xor(few_load(b->qs + 64 * j), 0x88);
+                u[j] = few_low_four(v);
+                u[2 + j] = few_high_four(v);
             }
             for (int t = 0; t < N; ++t) {
-                __m512i dot = _mm512_set1_epi32(x[t].less);
-                for (int j = 0; j < 4; ++j)
-                    dot = _mm512_dpbusd_epi32(dot, u[j], few_eight(x[t].values.q + 8 * j));
-                const __m512 step = _mm512_mul_ps(d, _mm512_set1_ps(x[t].scale));
-                sums[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), step, sums[t]);
+                const few_ints dot = few_dot_rows(few_all(x[t].less), u, x[t].values.q);
+                sums[t] = few_fma(few_to_f32(dot), few_mul(d, few_set(x[t].scale)), sums[t]);
             }
         }
-        for (int t = 0; t < N; ++t) few_put(sums[t], _mm256_setzero_ps(), w.out(t, r));
+        for (int t = 0; t < N; ++t) _mm256_storeu_ps(w.out(t, r), few_sums_of_two(sums[t]));
     }
 }
 
@@ -482,42 +418,37 @@ struct few_sides_q4_K {
 };
 template <int N>
 void few_sides_q4_K::rows(const few_work & w) {
-    const __m512i four = _mm512_set1_epi8(15);
     for (int r = w.r0; r < w.r1; r += 8) {
         const auto * b = (const block_q4_Kx8 *) (w.w + r * w.nb);
         const auto * x = w.pieces<few_block_256<32>>() + w.t0;
-        __m512 sums[N];
+        few_floats sums[N];
         __m256 lows[N];
-        for (auto & s : sums) s = _mm512_setzero_ps();
+        for (auto & s : sums) s = few_set(0);
         for (auto & s : lows) s = _mm256_setzero_ps();
         for (int i = 0; i < w.n_in; i += 256, ++b, x += w.n) {
             few_ahead(b);
-            const __m256 d = few_scales(b->d), d_low = few_scales(b->dmin);
-            __m512 here[N];
-            for (auto & s : here) s = _mm512_setzero_ps();
+            const __m256 d = few_eight_of(b->d), d_low = few_eight_of(b->dmin);
+            few_floats here[N];
+            for (auto & s : here) s = few_set(0);
             for (int j = 0; j < 8; ++j) {
-                __m512i u[4];
+                few_bytes u[4];
                 for (int k = 0; k < 4; ++k) {
-                    const __m512i v = _mm512_loadu_si512(b->qs + j / 2 * 256 + 64 * k);
-                    u[k] = _mm512_and_si512(j % 2 ? _mm512_srli_epi16(v, 4) : v, four);
+                    const few_bytes v = few_load(b->qs + j / 2 * 256 + 64 * k);
+                    u[k] = j % 2 ? few_high_four(v) : few_low_four(v);
                 }
-                __m256 scale, low;
-                few_six(b->scales + 12 * j, scale, low);
-                const __m512 s = few_twice(_mm256_mul_ps(scale, d));
-                low = _mm256_mul_ps(low, d_low);
+                const __m128i six = few_six(b->scales + 12 * j);
+                const few_floats s = few_twice(_mm256_mul_ps(few_eight_of(six), d));
+                const __m256 low = _mm256_mul_ps(few_eight_of(_mm_srli_si128(six, 8)), d_low);
                 for (int t = 0; t < N; ++t) {
-                    __m512i dot = _mm512_setzero_si512();
-                    for (int k = 0; k < 4; ++k)
-                        dot = _mm512_dpbusd_epi32(
-                            dot, u[k], few_eight(x[t].values.q + 32 * j + 8 * k));
-                    here[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), s, here[t]);
+                    const few_ints dot = few_dot_rows(few_all(0), u, x[t].values.q + 32 * j);
+                    here[t] = few_fma(few_to_f32(dot), s, here[t]);
                     lows[t] = _mm256_fnmadd_ps(low, _mm256_set1_ps(x[t].sums[j]), lows[t]);
                 }
             }
-            for (int t = 0; t < N; ++t)
-                sums[t] = _mm512_fmadd_ps(here[t], _mm512_set1_ps(x[t].scale), sums[t]);
+            for (int t = 0; t < N; ++t) sums[t] = few_fma(here[t], few_set(x[t].scale), sums[t]);
         }
-        for (int t = 0; t < N; ++t) few_put(sums[t], lows[t], w.out(t, r));
+        for (int t = 0; t < N; ++t)
+            _mm256_storeu_ps(w.out(t, r), _mm256_add_ps(few_sums_of_two(sums[t]), lows[t]));
     }
 }
 

@@ -11,8 +11,7 @@ namespace edgekv {
 #if EDGEKV_FEW
 namespace {
 
-constexpr int AT_ONCE = 8; // tokens that meet a row while registers have room for their sums
-constexpr int ROWS = 32;   // that a thread takes; a multiple of 8
+constexpr int ROWS = 32;                          // that a thread takes; a multiple of 8
 constexpr size_t SPARE = LINE / sizeof(uint32_t); // words, so that the others can be aligned
 
 template <class K, int... N>
@@ -23,7 +22,7 @@ auto kernels_of(std::integer_sequence<int, N...>) {
 // f(token, kernels): of a weight; entry n - 1 is for n tokens at once. Nothing if there are none
 template <class K, class F>
 void with(F && f) {
-    static const auto kernels = kernels_of<K>(std::make_integer_sequence<int, AT_ONCE>());
+    static const auto kernels = kernels_of<K>(std::make_integer_sequence<int, FEW_AT_ONCE>());
     f(typename K::token(), kernels);
 }
 template <class F>
@@ -67,7 +66,8 @@ void make_tokens(const float * x, int n_in, int n, uint32_t * words, int ith, in
 } // namespace
 
 size_t few_words(const ggml_tensor * w, int64_t n_tokens, bool sides) {
-    if (n_tokens > FEW || w->ne[2] != 1 || w->ne[0] > INT32_MAX / 4 || w->ne[1] > INT32_MAX / 2)
+    if (n_tokens > EDGEKV_ALIKE_MAX || w->ne[2] != 1 || w->ne[0] > INT32_MAX / 4 ||
+        w->ne[1] > INT32_MAX / 2)
         return 0;
     size_t n_words = 0;
     with_kernels(w->type, sides, [&](auto piece, const auto &) {
@@ -93,8 +93,8 @@ void few_run(ggml_tensor * node, bool sides, int ith, int nth, edgekv_product_jo
         for (int r = job.next++ * ROWS; r < n_rows; r = job.next++ * ROWS) {
             w.r0 = r;
             w.r1 = std::min(r + ROWS, n_rows);
-            for (w.t0 = 0; w.t0 < w.n; w.t0 += AT_ONCE)
-                kernels[std::min(AT_ONCE, w.n - w.t0) - 1](w);
+            for (w.t0 = 0; w.t0 < w.n; w.t0 += FEW_AT_ONCE)
+                kernels[std::min(FEW_AT_ONCE, w.n - w.t0) - 1](w);
         }
     });
 }

@@ -20,11 +20,8 @@ inline void wait_for_words(edgekv_product_job & job, int nth) {
         if (spins > 1000) std::this_thread::yield();
 }
 
-// tokens that are a few
-constexpr int FEW = 16;
-
-// words of work for a weight and that many tokens, 0 if they are not taken; sides: its rows stand
-// side by side (edgekv-unpack.h)
+// words of work for a weight and that many tokens, up to EDGEKV_ALIKE_MAX; 0 if they are not taken;
+// sides: its rows stand side by side (edgekv-unpack.h)
 size_t few_words(const ggml_tensor * w, int64_t n_tokens, bool sides);
 
 // as edgekv_cpu_product, for a MUL_MAT node that `few_words` takes
