@@ -28,8 +28,8 @@ class KVStats:
     method: str
     """The method that ran: of 'auto' the one that it chose."""
     ratio: float
-    """Share that was asked to be kept of the full f16 cache's bytes, 1 = all. With a limit for the
-    cache's memory the share that it left the last prompt."""
+    """Share of the full f16 cache's bytes that was asked for; with kv_memory what it left the last
+    prompt."""
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
@@ -40,9 +40,8 @@ class KVStats:
     """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all.
     """
     n_bytes_peak: int
-    """The most that K, V, the layer in work, hidden states, masks and what a summary is made with
-    took together since the conversation began.
-    """
+    """The most that K, V, the layer in work, hidden states and buffers took together since the
+    conversation began."""
     n_bytes_full: int
     """K and V of all tokens seen in a full f16 cache (of sliding-window layers their window)."""
     prefill_ms: float
@@ -52,8 +51,8 @@ class KVStats:
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
     hidden: str = ""
-    """Where hidden states of the last prompt waited: 'f32', 'f16', 'disk', 'device', or 'whole' if
-    all layers were read at once; empty if no prompt was compressed yet."""
+    """Where hidden states of the last prompt waited: 'f32', 'f16', 'disk', 'device' or 'whole';
+    empty if no prompt was compressed yet."""
     type_k: str = "f16"
     """Cache type of K."""
     type_v: str = "f16"
@@ -77,17 +76,14 @@ class KVStats:
     why: str = ""
     """Why 'auto' chose this method; empty if the method was named."""
     measured: str = ""
-    """How near to the full cache that method came with these types when the model was prepared, one
-    line; empty: not measured."""
+    """How near to the full cache that came when the model was prepared, one line, or empty."""
     n_bytes_recurrent: int = 0
     """State of recurrent layers, whose size does not depend on the tokens; not part of `n_bytes`.
     """
     n_bytes_checkpoints: int = 0
-    """Main memory that saved states take, from which an answer is written again without reading the
-    prompt; not part of `n_bytes`."""
+    """Saved states, from which an answer is written again; not part of `n_bytes`."""
     n_bytes_archive: int = 0
-    """What the rows of all tokens take in the archive's file; not part of `n_bytes`, of which the
-    index is a part."""
+    """Rows of all tokens in the archive's file; not part of `n_bytes`, which has the index."""
     n_bytes_draft: int = 0
     """K and V of the draft model, of all conversations; not part of `n_bytes`."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)

@@ -155,7 +155,7 @@ def _switch(value: Any, name: str) -> bool:
 class KVConfig:
     """What stays of the KV cache. The fields are `Llama`'s arguments without their kv_.
 
-    Of ratio, budget, budget_mb and memory the one that leaves least counts; at their defaults
+    They mean what the options --kv-... of the command line mean (docs/cli.md). Of ratio, budget, budget_mb and memory the one that leaves least counts; at their defaults
     nothing is compressed. Values are checked. Raises BadInput, one line that says what to give.
     """
 
@@ -164,9 +164,8 @@ class KVConfig:
         _ratio,
         metavar="R",
         help=(
-            "Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1"
-            " everything. Cache types (-ctk, -ctv) decide how many tokens fit into them;"
-            " --kv-budget counts tokens."
+            "Share of the full f16 cache's bytes to keep: 0.2 keeps 20 %, 1 everything. Cache types"
+            " (-ctk, -ctv) decide how many tokens that is."
         ),
     )
     budget: Any = _option(
@@ -177,10 +176,7 @@ class KVConfig:
         None,
         _mebibytes,
         metavar="MIB",
-        help=(
-            "MiB that the kept tokens of a prompt may take; new tokens come on top (--kv-memory "
-            "counts those too)."
-        ),
+        help="MiB for the kept tokens of a prompt; new tokens come on top.",
     )
     memory: int | None = _option(
         None,
@@ -188,11 +184,8 @@ class KVConfig:
         takes="int | str | None",
         metavar="SIZE",
         help=(
-            "Memory that the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or"
-            " bytes. Each prompt's ratio follows from it: kept tokens, new tokens and the room for"
-            " them stay inside. While a prompt is read, one layer in full and the hidden states (up"
-            " to 4 bytes x n_embd per token, see --kv-hidden) come on top, in later turns the old"
-            " tokens too; 'edgekv fit' adds it all up."
+            "Memory that the KV cache never exceeds between prompts, such as 2GiB; each prompt's"
+            " ratio follows from it. 'edgekv fit' says what comes on top while a prompt is read."
         ),
     )
     method: str = _option(
@@ -201,7 +194,7 @@ class KVConfig:
         metavar="NAME",
         help=(
             "Method that decides which tokens stay; 'edgekv methods' lists them. auto: what came "
-            "nearest to the full cache on this model, as first use measures."
+            "nearest to the full cache when the model was prepared."
         ),
     )
     profile: str | None = _option(
@@ -219,8 +212,8 @@ class KVConfig:
         _whole(1),
         metavar="N",
         help=(
-            "Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 "
-            "stay (its parameter recent)."
+            "Last tokens that always stay, and whose attention is observed; kvzap-summary lets up "
+            "to 96 stay."
         ),
     )
     min_tokens: int = _option(
@@ -231,11 +224,9 @@ class KVConfig:
         _one_of(*HIDDEN),
         choices=HIDDEN,
         help=(
-            "Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary "
-            "file, or on the GPU that has all layers (f32; spares the copies, takes memory there). "
-            "whole: nowhere, all layers are read at once and each is compressed then. auto: device "
-            "where that has room, else f32; without a GPU whole or f16 where that saves a tenth of "
-            "the full cache or more."
+            "Where hidden states wait between layers while a prompt is read: in main memory (f32, "
+            "f16), in a file (disk) or on the GPU (device). whole: nowhere, all layers are read at "
+            "once. auto: device where it has room, else f32, or what saves a tenth of the cache."
         ),
     )
     tail: int = _option(
@@ -243,8 +234,8 @@ class KVConfig:
         _whole(1),
         metavar="N",
         help=(
-            "New tokens that a layer holds before it is compressed again; with --kv-memory alone"
-            " more, as long as that has room."
+            "New tokens that wait before they are compressed; with --kv-memory alone more, as long"
+            " as there is room."
         ),
     )
     prefill_memory: int | None = _option(
@@ -253,26 +244,25 @@ class KVConfig:
         takes="int | str | None",
         metavar="SIZE",
         help=(
-            "Memory that products with weights may work with while a prompt is read, such as 64MiB"
-            " or bytes; with too little llama.cpp's products read it, which are slower. Without it"
-            " they take what the tokens of a chunk need, and up to 64MiB of weights, as far as the"
-            " peak stays below a full f16 cache."
+            "Memory for products with weights while a prompt is read, such as 64MiB; with too"
+            " little llama.cpp's slower ones read it. Without it as much as keeps the peak below a"
+            " full f16 cache."
         ),
     )
     fast_prefill: bool = _option(
         False,
         _switch,
         help=(
-            "Read prompts layer by layer where nothing is compressed, too, as they are where"
-            " something is: faster on a CPU, and logits are not bit for bit llama.cpp's."
+            "Read prompts layer by layer where nothing is compressed, too: faster on a CPU, and"
+            " logits are not bit for bit llama.cpp's."
         ),
     )
     checkpoints: bool = _option(
         True,
         _switch,
         help=(
-            "Keep the cache's state from before the last turn, so that an answer can be written "
-            "again without reading the prompt again."
+            "Keep the state from before the last turn, from which an answer is written again"
+            " without reading the prompt."
         ),
     )
     archive: str = _option(
@@ -280,9 +270,8 @@ class KVConfig:
         _archive,
         metavar="FOLDER",
         help=(
-            "Keep K and V of all tokens in a file without a name in this folder ('temporary': in"
-            " the cache folder; 'off': nowhere, unless --kv-recall needs it). Each later prompt is"
-            " read behind all of them, and what stays in memory is chosen anew."
+            "Keep K and V of all tokens in a file in this folder ('temporary': the cache folder;"
+            " 'off': only if --kv-recall needs it). Later prompts are read behind all of them."
         ),
     )
     recall: float = _option(
@@ -290,10 +279,8 @@ class KVConfig:
         _share,
         metavar="R",
         help=(
-            "Share of the tokens that each new token looks up again in the archive, besides those"
-            " in memory, such as 0.05: of a KV head whose attention is spread out more, of others"
-            " less. An index of the keys in few bits finds them; it counts as a part of the cache."
-            " On the CPU."
+            "Share of the tokens that each new token looks up in the archive, such as 0.05, besides"
+            " those in memory. The index for that counts as a part of the cache. On the CPU."
         ),
     )
     seed: int = _option(

@@ -14,9 +14,9 @@ HEAD = """# Python API
 
 Generated from docstrings by `python -m edgekv.commands.docs`; change them in the code.
 
-`edgekv` has the names below. `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings:
-grammars, chat formats, caches, drafts, low-level functions. It lacks `mtmd_cpp`,
-`llava_cpp` and `server`.
+`edgekv` has the names below; `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings.
+[Beside llama-cpp-python](llama-cpp-python.md) says which of the parent's methods differ, which
+errors come instead of its own, and how to use threads and asyncio.
 
 ```python
 from edgekv import Llama
@@ -41,9 +41,6 @@ with Llama("model.gguf", n_ctx=8192, kv_ratio=0.2, verbose=False) as llm:
                 [{"role": "user", "content": [document, {"type": "text", "text": question}]}]
             )
 ```
-
-[Beside llama-cpp-python](llama-cpp-python.md) says which of the parent's methods differ, which
-errors come instead of its own, and how to use threads and asyncio.
 """
 METHODS = (
     *("close", "reset", "create_chat_completion", "conversation"),
@@ -118,7 +115,10 @@ def text(thing: Any) -> str:
 
 
 def fields_table(kind: type) -> str:
-    """The fields of a dataclass and the docstring below each, read from its source."""
+    """The fields of a dataclass and the docstring below each, read from its source.
+
+    What an option of the command line means stands on its page alone.
+    """
     said: dict[str, str] = {}
     name = ""
     pattern = r'(?ms)^    (\w+): [^\n]*$|^    """(.*?)"""$'
@@ -129,8 +129,9 @@ def fields_table(kind: type) -> str:
             said[name] = " ".join(doc.split())
     rows, head = [], ["field", "type", "default", "meaning"]
     for f in fields(kind):
-        option = f.metadata.get("option")  # the help text of an option of the cache
-        meaning = " ".join(part for part in (option and option.help, said.get(f.name)) if part)
+        option = f.metadata.get("option")  # of the cache
+        own = option.help if option and option.is_python_only else ""
+        meaning = " ".join(part for part in (own, said.get(f.name)) if part)
         rows.append([f"`{f.name}`", str(f.type), f"`{f.default!r}`" if option else "", meaning])
     if not any(row[2] for row in rows):
         rows, head = [[*row[:2], row[3]] for row in rows], ["field", "type", "meaning"]

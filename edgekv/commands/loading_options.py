@@ -98,9 +98,8 @@ EXPERTS: tuple[Decorator, ...] = (
         metavar="REGEX=BUFFER,...",
         callback=_placements,
         help=(
-            "Put the tensors whose name has REGEX in it into buffers of this type: CPU, or as"
-            " llama.cpp calls a GPU's, such as CUDA0. Of several that match the first counts."
-            " May be given more than once."
+            "Put tensors whose name matches REGEX into buffers of this type: CPU, or llama.cpp's"
+            " name of a GPU's, such as CUDA0. The first match counts; again for more."
         ),
     ),
     llama(
@@ -124,9 +123,8 @@ PLACES: tuple[Decorator, ...] = (
         metavar="HOST:PORT,...",
         callback=_servers,
         help=(
-            "llama.cpp's RPC servers, which take a share of the layers with their cache. The cache"
-            " is then not compressed. Whoever reaches a server can use it: keep to networks that"
-            " you trust."
+            "llama.cpp's RPC servers, which take a share of the layers; the cache is then not"
+            " compressed. Nothing is encrypted: use them in networks that you trust."
         ),
     ),
     llama(
@@ -134,8 +132,8 @@ PLACES: tuple[Decorator, ...] = (
         type=click.Choice(SPLIT_MODES),
         default="layer",
         help=(
-            "How a model is spread over several GPUs: none takes one (-mg), layer gives each some"
-            " layers with their cache, row cuts weights into rows."
+            "Spread a model over several GPUs: none takes one (-mg), layer gives each some layers"
+            " with their cache, row cuts weights into rows."
         ),
     ),
     llama(
@@ -156,8 +154,8 @@ PLACES: tuple[Decorator, ...] = (
         "--mmap/--no-mmap mmap",
         default=True,
         help=(
-            "Map the model's file into memory, or read it: that takes longer, and weights in main"
-            " memory may then be repacked or pinned."
+            "Map the model's file into memory, or read it, which takes longer; weights may then be"
+            " repacked or pinned."
         ),
     ),
     llama(
@@ -170,8 +168,8 @@ PLACES: tuple[Decorator, ...] = (
         "--repack/--no-repack repack",
         default=None,
         help=(
-            "Repack weights in main memory for the processor, or leave them in the model's file;"
-            " without it: repack them if the whole model fits into the memory that is free."
+            "Repack weights in main memory for the processor; without it: if the whole model fits"
+            " into free memory."
         ),
     ),
 )
@@ -183,7 +181,7 @@ LOADING: tuple[Decorator, ...] = (
         multiple=True,
         metavar="FILE,...",
         callback=_adapters,
-        help="A LoRA adapter, a GGUF file. May be given more than once.",
+        help="A LoRA adapter, a GGUF file; again for more.",
     ),
     option(
         "--lora-scaled lora_scaled",
@@ -199,7 +197,7 @@ LOADING: tuple[Decorator, ...] = (
         callback=_overrides,
         help=(
             "Read the model's metadata as if they had this value; TYPE is bool, int, float or str."
-            " May be given more than once."
+            " Again for more."
         ),
     ),
 )

@@ -219,9 +219,9 @@ DRAFTS: tuple[Decorator, ...] = (
         default=Drafting.type,
         metavar="TYPE",
         callback=_spec_type,
-        help=f"Drafts, which are checked several tokens at once: {', '.join(TYPES)}. All"
-        " n-grams are one kind here: what followed before where the last tokens were the same."
-        " Of several, with commas, the first that has a draft.",
+        help=f"Guess tokens and check several at once: {', '.join(TYPES)}. All n-grams are one kind"
+        " here: what followed where the last tokens were the same. Of several, with commas, the"
+        " first that has a guess.",
     ),
     _option(
         "--spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-mod-n-match"

@@ -142,7 +142,7 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="ORIGIN,...",
         callback=_origins,
         help="Let web pages of this origin ask, such as https://example.org; 'localhost': those of"
-        " this machine, * all. May be given more than once.",
+        " this machine, * all; again for more.",
     ),
     _llama(
         "--ui/--no-ui page --webui/--no-webui", default=USUAL.page, help="Have a page to chat at /."
@@ -168,8 +168,8 @@ OPTIONS: tuple[Decorator, ...] = (
         "-cb/-nocb",
         "--cont-batching/--no-cont-batching",
         default=USUAL.cont_batching,
-        help="Write them in one pass over the weights; without it where each is then exactly what"
-        " it would be alone, in turns elsewhere.",
+        help="Write answers in one pass over the weights even where their last bits may change;"
+        " without it only where they cannot; -nocb: in turns.",
     ),
     _llama(
         "-cram",
@@ -191,10 +191,8 @@ OPTIONS: tuple[Decorator, ...] = (
         env="EDGEKV_CACHE_DISK_SIZE",
         metavar="SIZE",
         callback=size,
-        help=(
-            "Size of that folder at most, and of the archives of conversations that wait in memory"
-            " (--kv-archive); without it 16GiB."
-        ),
+        help="Size of that folder at most, and of the archives of conversations in memory; without"
+        " it 16GiB.",
     ),
     _option(
         "--max-queue",
@@ -228,8 +226,8 @@ OPTIONS: tuple[Decorator, ...] = (
         "packs",
         multiple=True,
         metavar="FILE",
-        help="Have a pack's documents read: prompts that begin with them go on behind them. Its"
-        " options for the cache are taken over ('edgekv pack'). May be given more than once.",
+        help="Open a pack ('edgekv pack'): prompts that begin with its documents read what follows."
+        " Its options for the cache are taken over; again for more.",
     ),
     _llama(
         "--slot-save-path",
@@ -242,8 +240,8 @@ OPTIONS: tuple[Decorator, ...] = (
         env="EDGEKV_IGNORE_PREFIX",
         metavar="REGEX",
         callback=_pattern,
-        help="Text at the front of the first message that changes, such as a date, and is not"
-        " compared: that of the conversation found stands in.",
+        help="Text at the front of the first message, such as a date, that is not compared; that of"
+        " the conversation found stands in.",
     ),
     _llama(
         "--chat-template-file chat_template",

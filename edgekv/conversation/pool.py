@@ -130,16 +130,14 @@ class Conversations:
     ) -> int:
         """Make the conversation current that shares most with a prompt.
 
-        Returns the number n of its tokens that need not be read: the model's `eval(tokens[n:])`
-        reads the rest, and `generate(tokens)` does so by itself. A conversation that goes on
-        differently than before is kept as it was, and the prompt gets a branch of it. An answer of
-        this thread that is under way ends.
+        Returns the number n of its tokens that need not be read: `eval(tokens[n:])` reads the rest,
+        and `generate(tokens)` does so by itself. A conversation that would go on differently is
+        kept, and the prompt gets a branch of it. An answer of this thread that is under way ends.
 
         name: a name for the conversation; another one of this name loses it. cuts: numbers of
-        tokens behind which another prompt may go on differently: behind the system prompt, before
-        the last question. The prompt is read in parts that end there. is_answer: the tokens
-        end in the middle of an answer, which another one has interrupted; is_fresh: the prompt is
-        read anew, so that n is 0.
+        tokens behind which another prompt may go on differently, such as the system prompt's; the
+        prompt is read in parts that end there. is_answer: the tokens end in the middle of an
+        answer; is_fresh: the prompt is read anew, so that n is 0.
         Raises EdgeKVError while another thread uses the model or writes an answer.
         """
         with self._llm.guard.use():

@@ -44,25 +44,13 @@ class Llama(Answering):
     as long to read a prompt: `edgekv.make_profile(model_path)` makes the profile once.
     kv_progress(done, total): called while a prompt is read; it must not use the model.
 
-    override_tensor, cpu_moe, n_cpu_moe: where weights go, as llama.cpp's options of these names.
-    "REGEX=BUFFER,..." (or several such texts) puts the tensors whose name has REGEX in it into
-    buffers of a type, CPU or a GPU's such as CUDA0; cpu_moe keeps the experts of all layers in main
-    memory, n_cpu_moe those of the first layers.
-    repack: whether weights in main memory are repacked for the processor, as llama.cpp does; None:
-    if the whole model fits into the memory that is free. Where it does not, a prompt of a
-    compressed cache reads each layer's weights from the file once.
-    rpc_servers: llama.cpp's RPC servers, "host:port,..." or a list, which take a share of the
-    layers with their cache; kv_ratio stays at 1 then.
+    override_tensor, cpu_moe, n_cpu_moe, rpc_servers, repack: as the options of `edgekv chat`; the
+    first and the fourth may be lists. repack None: if the whole model fits into free memory.
     lora_path, lora_scale: one LoRA adapter or a list of them, and by how much of each the weights
-    change. Unlike the parent's, an adapter leaves the model's file mapped. A profile is one of the
-    model alone, whatever its adapters.
-    spec_type: drafts, 'none' or 'ngram-simple': tokens that followed before where the answer's last
-    spec_ngram_size_n tokens were the same are checked in one pass, spec_ngram_size_m of them at
-    most. spec_draft_model: the file of a smaller model with the same vocabulary, whose guesses are
-    checked: spec_draft_n_max of them at most, none if they are fewer than spec_draft_n_min, and
-    only those that it holds at least as likely as spec_draft_p_min. Its cache keeps the same share,
-    and `kv_stats` counts it. An answer is what it would be without, as far as a pass of several
-    tokens rounds as one of a single token does (docs/drafts.md). draft_model: a source of your own,
+    change. A profile is one of the model alone, whatever its adapters.
+    spec_type, spec_ngram_size_n, spec_ngram_size_m: drafts by n-grams, as --spec-... of
+    `edgekv chat` (docs/drafts.md). spec_draft_model, spec_draft_n_max, spec_draft_n_min,
+    spec_draft_p_min: the file of a draft model, and its options. draft_model: a source of your own,
     as the parent's.
     n_seq_max: sequences of a step of the context; with one more than there are conversations these
     may write together (`edgekv.native.Place.step`).

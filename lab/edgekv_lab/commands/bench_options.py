@@ -173,8 +173,8 @@ bench_options = grouped(
             "--fill",
             type=click.Choice(("read", "repeat")),
             default="read",
-            help="How a test that only writes gets its depth: by reading it, or by repeating the "
-            "rows of its first 512 tokens, which takes no time and leaves no peak to be measured.",
+            help="How a test that only writes gets its depth: by reading it, or by repeating its "
+            "first 512 tokens, which takes no time.",
         ),
         _many(
             "-b --batch-size n_batch", default="2048", callback=ints, help="Logical batch sizes."
@@ -267,8 +267,8 @@ bench_options = grouped(
         option(
             "--compare",
             is_flag=True,
-            help="Also print each compressed row's ratios to the full ones, taken within rounds, "
-            "and the bytes that writing a token reads (with -o other than md: on standard error).",
+            help="Also print each compressed row's ratios to the full ones, and the bytes that "
+            "writing a token reads (with -o other than md: on standard error).",
         ),
         option(
             "--equal-bytes",
@@ -279,8 +279,7 @@ bench_options = grouped(
         option(
             "--stages",
             is_flag=True,
-            help="Also print where the time of each compressed prompt goes on the CPU, and which "
-            "share of the processor's peak products with weights and attention reach (with -o "
+            help="Also print where the time of each compressed prompt goes on the CPU (with -o "
             "other than md: on standard error).",
         ),
         option(
@@ -292,10 +291,9 @@ bench_options = grouped(
         option(
             "--synthetic",
             metavar="SHAPE[:TYPE]",
-            help="A model of this shape with random weights, written to a temporary file: "
-            "llama-1b, llama-3b, llama-8b, qwen-1.5b, qwen-7b; with recurrent layers "
-            "qwen3.5-0.8b, lfm2-moe-1b; with sliding windows gemma4-1b; with latent attention "
-            "deepseek2-1b. TYPE is q4_0, q8_0 or f16. Its method is snapkv if none is given.",
+            help="A model of this shape with random weights in a temporary file: llama-1b, "
+            "llama-3b, llama-8b, qwen-1.5b, qwen-7b, qwen3.5-0.8b, lfm2-moe-1b, gemma4-1b, "
+            "deepseek2-1b. TYPE is q4_0, q8_0 or f16.",
         ),
         option(
             "--long is_long",

@@ -71,9 +71,9 @@ GRID = (
         default="auto",
         metavar="NAMES",
         callback=methods,
-        help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a name "
-        "has commas. If neither -ctk nor -ctv is given, each stores what a chat would: "
-        f"{AUTO_STORES}; others store f16. Tokens drawn at random stand beside them.",
+        help="Methods to compare, with semicolons if a name has commas; 'edgekv methods' lists "
+        "them. If neither -ctk nor -ctv is given, each stores what a chat would: "
+        f"{AUTO_STORES}; others store f16.",
     ),
     option(
         "--ratios shares",
