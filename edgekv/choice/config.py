@@ -155,8 +155,9 @@ def _switch(value: Any, name: str) -> bool:
 class KVConfig:
     """What stays of the KV cache. The fields are `Llama`'s arguments without their kv_.
 
-    They mean what the options --kv-... of the command line mean (docs/cli.md). Of ratio, budget, budget_mb and memory the one that leaves least counts; at their defaults
-    nothing is compressed. Values are checked. Raises BadInput, one line that says what to give.
+    They mean what the options --kv-... of the command line mean (docs/cli.md). Of ratio, budget,
+    budget_mb and memory the one that leaves least counts; at their defaults nothing is compressed.
+    Values are checked. Raises BadInput, one line that says what to give.
     """
 
     ratio: float = _option(
