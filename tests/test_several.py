@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -206,3 +208,18 @@ def test_a_step_that_stops_half_way_loses_those_with_recurrent_states(hybrid, nm
 def test_a_model_whose_graph_takes_one_sequence_is_refused(hybrid):
     with pytest.raises(EdgeKVError, match="one by one"):
         for_several(hybrid("plamo2"))
+
+
+def test_a_context_that_takes_the_place_of_another_is_for_as_many(tiny):
+    with load(tiny("llama-gqa"), kv_ratio=0.3, n_seq_max=N + 1) as llm:
+        llm.renew_context()
+        assert llm.context_params.n_seq_max == N + 1 and llm.context_params.kv_unified
+
+
+@pytest.mark.parametrize("ratio, n", [(0.3, N + 1), (1, 1)])
+def test_a_copy_is_for_as_many(tiny, ratio, n):
+    """An uncompressed context would be shared out among them."""
+    with load(tiny("llama-gqa"), kv_ratio=ratio) as llm:
+        llm.write_together(N)
+        with pickle.loads(pickle.dumps(llm)) as copy:
+            assert copy.context_params.n_seq_max == n and copy.n_ctx() == llm.n_ctx()

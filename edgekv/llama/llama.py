@@ -117,7 +117,7 @@ class Llama(Answering):
         kept = {"kv": self._kv_config, "type_k": type_k, "type_v": type_v, **self._kv_places}
         kept["rpc_servers"] = self._kv_servers
         kept["draft_model"] = self._kv_given_drafts
-        kept |= {"n_seq_max": self._kv_n_seq_max, **self._kv_drafting.arguments()}
+        kept |= {"n_seq_max": self.context_params.n_seq_max, **self._kv_drafting.arguments()}
         return {**super().__getstate__(), **kept}
 
     # ---- text

@@ -187,7 +187,6 @@ class LoadedModel(Face):
         # called with a prompt's tokens and its cuts, before it is decided where to go on
         self._kv_on_prompt: Callable[[list[int], list[int]], object] | None = None
         self.pool = None
-        self._kv_n_together = 1
         self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
@@ -447,16 +446,16 @@ class LoadedModel(Face):
         always: None, only where answers are those of each alone, bit for bit. Raises EdgeKVError.
         """
         alike = native.rows_alike(self.model) if always is None else always
-        self._kv_n_together = n if alike else 1
-        if self._kv_n_together > 1 and self.engine is not None and not self.engine.offloaded:
+        self._kv_n_seq_max = n + 1 if alike and n > 1 else 1
+        if self._kv_n_seq_max > 1 and self.engine is not None and not self.engine.offloaded:
             self._kv_replace_context()
 
     def _kv_make_context(self, stores: bool) -> Any:
         """Another context of this model, by `context_params`. Raises EdgeKVError."""
         params, few = self.context_params, stores and not self._logits_all
         params.n_outputs_max = native.OUTPUTS if few else 0
-        n = min(self._kv_n_together, native.OUTPUTS) if few else 1
-        params.n_seq_max, params.kv_unified = (n + 1, True) if n > 1 else (1, False)
+        params.n_seq_max = min(self._kv_n_seq_max, native.OUTPUTS + 1) if few else 1
+        params.kv_unified = params.n_seq_max > 1
         with native.next_context(stores):
             try:
                 fresh = internals.LlamaContext(
