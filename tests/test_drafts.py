@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgekv.chat.drafts import MOST, Costs, Drafting, Ngrams
+from edgekv.conversation import state
 from edgekv.errors import BadInput
 from edgekv.serve.conversations import Turns
 from edgekv.serve.events import Done
 from edgekv.serve.job import Job
 from edgekv.serve.worker import Worker
+from tests import archs
 from tests.engine import load
 from tests.lib import ROOT
 from tests.test_serve_worker import Log, request
 
 N = 90
 """Tokens of an answer."""
+
+
+def few(n: int, seed: int = 0) -> list[int]:
+    """Tokens that all tiny models have."""
+    return np.random.default_rng(seed).integers(6, 106, n).tolist()
 
 
 class Cheap(Costs):
@@ -89,6 +97,15 @@ def written_and_seen(llm, prompt, n: int) -> tuple[list[int], list[np.ndarray]]:
     return written(llm, prompt, n, logits_processor=[look]), seen
 
 
+def check_near(got, seen_too, expected, seen):
+    """Tokens, and the logits that each was drawn from, are those without drafts, up to NEAR."""
+    n_same = next((i for i, (x, y) in enumerate(zip(got, expected)) if x != y), len(expected) - 1)
+    for mine, theirs in zip(seen_too[: n_same + 1], seen):
+        assert np.abs(mine - theirs).max() < NEAR * theirs.std()
+    last = seen[n_same]
+    assert last[expected[n_same]] - last[got[n_same]] < NEAR * last.std()
+
+
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2", "refact"])
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("ratio", [0.2, 1.0])
@@ -103,11 +120,7 @@ def test_answers_are_those_without_drafts(tiny, name, kind, ratio):
         expected, seen = written_and_seen(alone, prompt, 50)
         source.begin(len(prompt), expected, seed)
         got, seen_too = written_and_seen(llm, prompt, 50)
-        n_same = next((i for i, (x, y) in enumerate(zip(got, expected)) if x != y), 49)
-        for mine, theirs in zip(seen_too[: n_same + 1], seen):
-            assert np.abs(mine - theirs).max() < NEAR * theirs.std()
-        last = seen[n_same]
-        assert last[expected[n_same]] - last[got[n_same]] < NEAR * last.std()
+        check_near(got, seen_too, expected, seen)
         llm.reset()
         alone.reset()
 
@@ -333,3 +346,38 @@ def test_drafts_that_there_are_not_are_refused(tiny, wrong):
 def test_a_draft_and_the_token_before_it_have_the_same_bits_as_alone():
     header = (ROOT / "native/src/cpu/edgekv-cpu.h").read_text()
     assert MOST + 1 == int(re.search(r"#define EDGEKV_ALIKE_MAX (\d+)", header)[1])
+
+
+HYBRIDS = ("falcon-h1", "granitehybrid$", "lfm2$", "^qwen35$")
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """hybrid(name): the path of a tiny model with recurrent layers."""
+
+    def make(name):
+        return min(archs.write(tmp_path_factory.mktemp("archs"), name).glob("*.gguf"))
+
+    return cache(make)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("ratio", [0.2, 1.0])
+def test_answers_of_hybrids_are_those_without_drafts(hybrid, name, kind, ratio):
+    """Also where the recent buffer is compressed in the middle, and in a turn behind it."""
+    prompt, more = few(150), dict(kv_ratio=ratio, kv_tail=64)
+    source = Known(len(prompt), [])
+    alone = load(hybrid(name), kind, **more)
+    expected, seen = written_and_seen(alone, prompt, N)
+    source.begin(len(prompt), expected)
+    llm = load(hybrid(name), kind, **more, draft_model=source)
+    got, seen_too = written_and_seen(llm, prompt, N)
+    check_near(got, seen_too, expected, seen)
+    assert source.n_calls < N
+    llm.settle()
+    assert state.n_cached(llm) == llm.n_tokens
+    turn = [*prompt, *expected[:-1], *few(20, 4)]
+    expected, seen = written_and_seen(alone, turn, 20)
+    source.begin(len(turn), expected)
+    check_near(*written_and_seen(llm, turn, 20), expected, seen)

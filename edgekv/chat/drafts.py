@@ -110,6 +110,8 @@ class Costs:
     def __init__(self) -> None:
         self._ms: dict[int, tuple[float, int]] = {}
         self._n = 0
+        self.reads_again = False
+        """Whether the tokens since a draft are read once more where some of it was wrong."""
         self.guess = self.read = 0.0
         """ms of a guess of a draft model, and of a token of a text that it reads; 0: not known."""
 
@@ -135,6 +137,10 @@ class Costs:
         found += [found[-1] + self.GROWTH * one * i for i in range(1, most - last + 1)]
         return found
 
+    def again(self, ms: Sequence[float]) -> float:
+        """ms that a token takes which is read once more; ms: see `of`."""
+        return max(ms[2] - ms[1], 0.0) if self.reads_again and len(ms) > 2 else 0.0
+
     def guessed(self, ms: float) -> None:
         """A draft model made a guess in so many ms."""
         self.guess += (self.WEIGHT if self.guess else 1.0) * (ms - self.guess)
@@ -144,19 +150,24 @@ class Costs:
         self.read = ms / n_tokens
 
 
-def paying(shares: Iterable[float], ms: Sequence[float], each: float = 0.0) -> int:
+def paying(
+    shares: Iterable[float], ms: Sequence[float], each: float = 0.0, again: float = 0.0
+) -> int:
     """Tokens of the draft by which an answer gets most tokens in its time.
 
     shares: of each token of a draft, how likely it is right where those before it are; ms: of a
-    pass by its number of tokens; each: ms that a token of a draft takes before it is checked.
+    pass by its number of tokens; each: ms that a token of a draft takes before it is checked;
+    again: that a token takes which is read once more, where one of a draft was wrong.
     """
     expected = share = 1.0
-    best, n_best = expected / ms[1], 0
+    best, n_best, rest = expected / ms[1], 0, 0.0
     for n, p in enumerate(shares, 1):
+        rest += share * (1 - p) * n * again
         share *= p
         expected += share
-        if expected / (ms[n + 1] + n * each) > best:
-            best, n_best = expected / (ms[n + 1] + n * each), n
+        took = ms[n + 1] + n * each + rest
+        if expected / took > best:
+            best, n_best = expected / took, n
     return n_best
 
 
@@ -286,5 +297,6 @@ class Ngrams:
         return sum(same >= x for x in self.STEPS) - 1
 
     def _length(self, most: int) -> int:
-        shares = map(self._share, range(most))
-        return paying((self._right[i] / self._all[i] for i in shares), self._costs.of(most + 1))
+        shares, ms = map(self._share, range(most)), self._costs.of(most + 1)
+        right = (self._right[i] / self._all[i] for i in shares)
+        return paying(right, ms, again=self._costs.again(ms))

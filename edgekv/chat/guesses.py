@@ -75,7 +75,8 @@ class Guesses:
         ms = self._costs.of(most + 1)
         if most < 1 or not self._may_read(tokens, ms[1]):
             return []
-        n = paying([self._share] * most, ms, self._costs.guess)
+        again = self._costs.again(ms)
+        n = paying([self._share] * most, ms, self._costs.guess, again)
         if n == 0:
             could_pay = paying([1.0] * most, ms, self._costs.guess)
             if not could_pay or len(tokens) < self._next_try:

@@ -441,6 +441,7 @@ class Conversations:
     def _is_in_step(self) -> bool:
         """Whether the cache holds the tokens that the model says, or can be made to."""
         llm = self._llm
+        llm.settle()
         n_more = state.n_cached(llm) - llm.n_tokens
         return n_more == 0 or (n_more > 0 and native.take_back(llm.ctx, llm.n_tokens))
 

@@ -43,6 +43,7 @@ def take(llm: Holder) -> State:
     Raises EdgeKVError if it was taken back to where the cache cannot follow, such as the middle of
     a compressed prompt.
     """
+    llm.settle()
     if n_cached(llm) > llm.n_tokens and not native.take_back(llm.ctx, llm.n_tokens):
         raise EdgeKVError(
             "this conversation was taken back to where its cache cannot go back to: reset it"
@@ -139,7 +140,7 @@ def adopt(llm: Holder, tokens: NDArray[np.int32], past: Past | None) -> None:
     """The cache of `llm` holds these tokens now. past: what the engine is to know of them."""
     llm.input_ids[: len(tokens)] = tokens
     llm.n_tokens = len(tokens)
-    llm.has_logits = False
+    llm.has_logits, llm.turn.kept = False, None
     if llm.engine is not None:
         llm.engine.turn.past = past or Past(ratio=llm.engine.settings.ratio)
 

@@ -26,6 +26,10 @@ class Turn:
     """The answer's."""
     drafts: Any = None
     """What may follow in it."""
+    kept: tuple[int, Any] | None = None
+    """Tokens before the last draft was checked, and the state that recurrent layers had there; None
+    for the state where the store has kept it.
+    """
     prefill_ms: float = 0.0
     """What reading the last prompt took."""
     stage_ms: dict[str, float] = field(default_factory=dict)

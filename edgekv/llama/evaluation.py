@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.chat.drafts import MOST
 from edgekv.conversation import state
+from edgekv.conversation.parked import has_recurrent_layers
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.llama.loaded import LoadedModel
@@ -37,8 +39,15 @@ class Evaluation(LoadedModel):
                 return
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
             begin, clock = time.perf_counter(), self.engine and self.engine.turn.clock
+            again = self._kv_rewind()
+            self.n_evaluated += len(again)
+            if again and not is_check and len(tokens) > 1:  # these have rules of their own
+                self._kv_step(again, self._logits_all)
+                again = []
             if is_check and len(tokens) > 1:
-                self._kv_check(tokens)
+                self._kv_check(again, tokens)
+            elif again:
+                self._kv_step([*again, *tokens], self._logits_all)
             elif self.engine is None:
                 n_before = self.n_tokens
                 tokens = self._kv_with_missing(tokens)
@@ -67,24 +76,78 @@ class Evaluation(LoadedModel):
 
     def most_drafted(self) -> int:
         """Tokens of a draft that can be checked now, with the one before them."""
-        if not self.can_take_back:
-            return 0
         params, n_left = self.context_params, self._n_ctx - self.n_tokens
-        most = min(MOST + 1, params.n_ubatch, self.n_batch, n_left)
+        n_again = len(self._kv_unread())
+        most = min(MOST + 1, params.n_ubatch, self.n_batch, n_left + n_again) - n_again
         if self.engine is not None:
             most = min(most, self.engine.n_alike())
         return max(most - 1, 0)
 
-    def _kv_check(self, tokens: list[int]) -> None:
-        if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
-            raise EdgeKVError("this conversation cannot be taken back: reset it")
-        if self.engine is not None:
-            self._kv_make_way(self.engine, 1)
+    def _kv_check(self, again: list[int], tokens: list[int]) -> None:
+        """again: tokens that have to be read once more before them."""
+        if not again:
+            if not native.take_back(self.ctx, self.n_tokens):
+                raise EdgeKVError("this conversation cannot be taken back: reset it")
+            if self.engine is not None:
+                self._kv_make_way(self.engine, 1)
+        kept = self._kv_kept(again)
         try:
-            self._kv_step(tokens, logits_all=True)
+            self._kv_step([*again, *tokens], logits_all=True)
         except StepFailed:
             self._kv_stop_if_cancelled()  # the step ended for that
             raise
+        self.turn.kept = kept
+
+    # ---- back from a draft, with recurrent layers
+
+    def _kv_kept(self, again: list[int]) -> tuple[int, Any] | None:
+        """The state of recurrent layers before a draft; again: since it was kept the last time."""
+        if not has_recurrent_layers(self):
+            return None
+        if self.engine is None:
+            return self.n_tokens, state.take_recurrent(self)
+        if not again:
+            self.engine.store.keep_state()
+        return self.n_tokens, None
+
+    def _kv_unread(self) -> list[int]:
+        """Tokens that are read once more with the next ones: those since the last draft, of which
+        some were wrong.
+        """
+        kept = self.turn.kept
+        if kept is None or state.n_cached(self) <= self.n_tokens:
+            return []
+        return list(self.input_ids[kept[0] : self.n_tokens].tolist())
+
+    def _kv_rewind(self) -> list[int]:
+        """Take the conversation back to before the last draft, if some of it was wrong. Returns
+        the tokens since then.
+        """
+        again, kept = self._kv_unread(), self.turn.kept
+        self.turn.kept = None
+        if not again or kept is None:
+            return []
+        self.n_tokens = kept[0]
+        state.take_back(self, *kept)
+        if state.n_cached(self) != self.n_tokens:
+            self.reset()
+            raise EdgeKVError("this conversation cannot be taken back, and is lost: ask again")
+        return again
+
+    def settle(self) -> None:
+        """Read the tokens again that follow the last draft, if some of it was wrong."""
+        again = self._kv_rewind()
+        if again:
+            self.n_evaluated += len(again)
+            self._kv_step(again, self._logits_all)
+
+    def back_to(self, n_tokens: int) -> bool:
+        """See `Face.back_to`. Recurrent layers leave a draft with the next step."""
+        kept = self.turn.kept
+        if kept is None or not kept[0] < n_tokens < self.n_tokens:
+            return super().back_to(n_tokens)
+        self.n_tokens, self._requires_eval = n_tokens, True
+        return True
 
     def _kv_eval_whole(self, tokens: list[int], n_before: int) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves a conversation

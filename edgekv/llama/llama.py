@@ -108,6 +108,7 @@ class Llama(Answering):
         with self.guard.use():
             super().reset()
             self.turn.checkpoints.clear()
+            self.turn.kept = None
             if self.engine is not None:
                 self._ctx.kv_cache_clear()
                 self.engine.forget()
@@ -169,6 +170,7 @@ class Llama(Answering):
         """Where a compressed conversation goes on with a prompt, and where the prompt is cut.
         Returns its tokens.
         """
+        self.settle()
         cuts, self.turn.parts, self.turn.cuts = self.turn.parts, [], []
         if self._kv_on_prompt is not None and may_reset:
             self._kv_on_prompt(tokens, self.positions(cuts, tokens))

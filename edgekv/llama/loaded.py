@@ -166,7 +166,7 @@ class LoadedModel(Face):
             self._stack.callback(draft.close)
             check_vocabulary(draft, self)
             draft.stop_with(self)
-            if not draft.can_take_back:
+            if has_recurrent_layers(draft):
                 raise BadInput(
                     f"{path} has recurrent layers and cannot take guesses back: take another model"
                 )
@@ -246,11 +246,6 @@ class LoadedModel(Face):
     def is_drafting(self) -> bool:
         """Whether answers are written with drafts."""
         return self._kv_drafting.is_on or self._kv_given_drafts is not None
-
-    @property
-    def can_take_back(self) -> bool:
-        """Whether single tokens behind a prompt can be taken back."""
-        return not has_recurrent_layers(self)
 
     @property
     def _sampler(self) -> Any:
@@ -377,10 +372,6 @@ class LoadedModel(Face):
             raise BadInput(
                 "with an archive tokens are written one by one: leave drafts (spec_type,"
                 " draft_model) out, or kv_archive and kv_recall"
-            )
-        if not self.can_take_back:
-            raise BadInput(
-                "recurrent layers cannot take drafts back: leave spec_type and draft_model out"
             )
 
     def _kv_check_memory(self, settings: Settings) -> None:

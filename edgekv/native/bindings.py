@@ -188,6 +188,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("rows_bytes", c_int, P, I32, I32, P, P),
     ("memory_get", c_int, P, POINTER(CMemoryInfo)),
     ("mark_tokens", c_int, P),
+    ("keep_state", c_int, P),
     ("round_rows", c_int, P),
     ("archive_on", c_int, P, c_char_p, c_float, c_int),
     ("archive_take", c_void_p, P),

@@ -143,6 +143,12 @@ class Store:
         """
         check(lib.edgekv_mark_tokens(self.ctx))
 
+    def keep_state(self) -> None:
+        """Let `take_back` go to where the conversation is now, whatever comes behind it, until it
+        changes places or is compressed. For a model with recurrent layers, as `mark`, which stays.
+        """
+        check(lib.edgekv_keep_state(self.ctx))
+
     def round_rows(self) -> None:
         """Round what waits in f16, so that tokens that come see the same rows, however many more
         come before the conversation is taken back to where it is.

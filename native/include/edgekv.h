@@ -168,6 +168,9 @@ LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_
 // compressed. For models with recurrent layers, which have no other way back; costs a copy of their
 // state. Nothing happens to other models
 LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
+// The same for a draft: it stays until the conversation changes places or is compressed, and so
+// does the mark
+LLAMA_API int edgekv_keep_state(struct llama_context * ctx);
 
 // Rows that wait in f16 are rounded now. Tokens that come see the same rows then, however many more
 // come before the conversation is taken back to where it is

@@ -259,6 +259,13 @@ int edgekv_archive_on(llama_context * ctx, const char * dir, float recall, int i
     });
 }
 
+int edgekv_keep_state(llama_context * ctx) {
+    return guard([&] {
+        if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+        edgekv_keep(ctx->get_memory());
+    });
+}
+
 int edgekv_mark_tokens(llama_context * ctx) {
     return guard([&] {
         if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };

@@ -179,8 +179,9 @@ bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     }
     const bool back = p0 < store->n_past;
     // the state of recurrent layers knows of no token by itself
-    if (back && (p0 != n_mark || !store->trim(p0))) return false;
-    if (back) mark.restore();
+    if (back && ((p0 != n_mark && p0 != n_kept) || !store->trim(p0))) return false;
+    if (back) (p0 == n_kept ? kept : mark).restore();
+    if (p0 < n_kept) n_kept = -1; // other tokens may come there
     for (auto * kv : caches(*this)) kv->seq_rm(0, p0, -1);
     return true;
 }
@@ -192,6 +193,15 @@ void edgekv_mark(llama_memory_i * mem) {
     m->forget_mark();
     m->mark.save(recr);
     m->n_mark = m->store->n_past;
+}
+
+void edgekv_keep(llama_memory_i * mem) {
+    auto * recr = edgekv_recurrent_of(mem);
+    auto * m = dynamic_cast<edgekv_memory *>(mem);
+    if (!recr || !m) return;
+    m->n_kept = -1;
+    m->kept.save(*recr, 0, m->store->n_past);
+    m->n_kept = m->store->n_past;
 }
 
 template <typename T>

@@ -51,12 +51,15 @@ struct edgekv_memory {
     std::shared_ptr<std::vector<edgekv_parked *>> seats;
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     edgekv_recurrent_state mark;
-    llama_pos n_mark = -1;                     // -1: nothing is marked
+    llama_pos n_mark = -1; // -1: nothing is marked
+    // the same, to go back to from a draft
+    edgekv_recurrent_state kept;
+    llama_pos n_kept = -1;
     std::shared_ptr<edgekv_products> products; // of a step's graph; null before the first
     virtual ~edgekv_memory() = default;
     void forget_mark() {
         mark.clear();
-        n_mark = -1;
+        n_mark = n_kept = -1;
     }
     // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent
     // states stay as they are
@@ -98,6 +101,9 @@ void edgekv_note_error(const char * what, edgekv_status status) noexcept;
 // Note what the recurrent layers hold: the tokens behind it can then be taken back. Nothing happens
 // to a model without such layers, whose tokens can be taken back one by one. throws std::bad_alloc
 void edgekv_mark(llama_memory_i * mem);
+
+// The same for a draft, in the memory of the last such copy; the mark stays
+void edgekv_keep(llama_memory_i * mem);
 
 // whether the rows of llama.cpp's own cache are numbers; other kinds of memory are not looked at
 bool edgekv_finite(llama_memory_i * mem);

@@ -72,6 +72,7 @@ void edgekv_parked::swap(llama_memory_i * mem) {
     std::swap(s.n_bytes_peak, store.n_bytes_peak);
     std::swap(m.mark, mark);
     std::swap(m.n_mark, n_mark);
+    m.n_kept = -1;
     ++s.version;
     ++store.version;
     if (!recr) return;

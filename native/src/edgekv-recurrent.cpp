@@ -32,19 +32,20 @@ size_t edgekv_recurrent_bytes(llama_memory_i * mem) {
 llama_pos edgekv_recurrent_past(const llama_memory_recurrent & m) { return m.seq_pos_max(0) + 1; }
 
 void edgekv_recurrent_rows::make(const llama_memory_recurrent & m, size_t begin, size_t end) {
-    rows.clear();
+    decltype(rows) made;
     for (const auto * layers : { &m.r_l, &m.s_l, &m.p_l }) {
         for (size_t il = begin; il < std::min(end, layers->size()); ++il) {
             ggml_tensor * t = (*layers)[il];
             if (!t || ggml_nbytes(t) == 0) continue;
-            rows.emplace_back(t, std::vector<char>(t->nb[1]));
+            made.emplace_back(t, std::vector<char>(t->nb[1]));
         }
     }
+    rows = std::move(made);
 }
 
 void edgekv_recurrent_rows::save(
     const llama_memory_recurrent & m, size_t begin, size_t end, uint32_t cell) {
-    make(m, begin, end);
+    if (rows.empty()) make(m, begin, end);
     for (auto & [t, x] : rows) ggml_backend_tensor_get(t, x.data(), cell * x.size(), x.size());
 }
 
@@ -65,8 +66,8 @@ void edgekv_recurrent_state::save(llama_memory_recurrent * m) {
 }
 
 void edgekv_recurrent_state::save(llama_memory_recurrent & m, uint32_t cell, llama_pos n_past) {
-    clear();
     if (n_past > 0) rows.save(m, 0, m.r_l.size(), cell);
+    else rows.rows.clear();
     memory = &m;
     n = n_past;
 }

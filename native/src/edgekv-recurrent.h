@@ -24,7 +24,7 @@ struct edgekv_recurrent_rows {
     // throws std::bad_alloc
     void make(const llama_memory_recurrent & m, size_t begin, size_t end);
     void save(const llama_memory_recurrent & m, size_t begin, size_t end,
-        uint32_t cell = 0); // the same, filled
+        uint32_t cell = 0); // the same, filled; those that were made are used again
     void restore(uint32_t cell = 0) const;
     size_t n_bytes() const;
 };
