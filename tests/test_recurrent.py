@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import BadInput, EdgeKVError, llama_cpp, native
+from edgekv import EdgeKVError, llama_cpp, native
 from edgekv.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tests import archs, recurrent
 from tests.engine import feed, load, logits
@@ -123,13 +123,14 @@ def test_a_recurrent_state_of_another_place_is_refused(folder, tmp_path):
         refused(llm, path)
 
 
-@pytest.mark.parametrize("more", [{"spec_type": "ngram-simple"}, {"kv_ratio": 0.3}])
-def test_drafts_are_refused_where_layers_are_recurrent(folder, more):
-    """Those that were wrong could not be taken back."""
-    if "spec_type" not in more:
-        more = {**more, "draft_model": LlamaPromptLookupDecoding(num_pred_tokens=4)}
-    with pytest.raises(BadInput, match="draft"):
-        whole(folder, "qwen35", **more)
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+def test_drafts_of_a_source_of_ones_own_are_taken_back(folder, ratio):
+    def answer(**more):
+        llm = whole(folder, "qwen35", kv_ratio=ratio, **more)
+        said = tokens(llm, 20, 1) * 4
+        return [token for token, _ in zip(llm.generate(said, temp=0), range(60), strict=False)]
+
+    assert answer(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4)) == answer()
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
