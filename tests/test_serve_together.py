@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -117,6 +118,11 @@ def request(prompt, n=60, **more) -> Request:
     return Request(Prompt(list(prompt), syntax=Syntax()), endless, n, n_probs=3, **more)
 
 
+def drawn(prompt, seed, n) -> Request:
+    one = request(prompt, n)
+    return replace(one, sampling=replace(one.sampling, temperature=1.0, seed=seed))
+
+
 def answers(worker, requests):
     """What is said to all of them, asked at once."""
     logs = [Log() for _ in requests]
@@ -158,6 +164,45 @@ def test_each_answer_is_what_it_is_alone(working, model, text, steps, case):
     assert not steps
     assert answers(working(path, **arguments), requests) == alone
     assert max(steps) == N and sum(n > 1 for n in steps) > 30
+
+
+@pytest.mark.parametrize("n_written", [0, 1, 5])
+def test_a_prompt_of_which_an_answer_is_under_way_gets_a_conversation_of_its_own(
+    model, text, n_written
+):
+    llm = load(model(), "f16", n_ctx=2048, kv_ratio=0.3, kv_method="snapkv")
+    llm.write_together(2, True)
+    turns, prompt, answer = Turns(llm), list(text(300)), list(text(6, 1))[:n_written]
+    assert turns.use(prompt) == 0
+    llm.eval(prompt)
+    for token in answer:
+        llm.eval([token])
+    first = turns.current
+    llm.eval(prompt[turns.use(prompt) :])
+    second = turns.current
+    assert second != first
+    llm.eval([7])
+    said = [*prompt, *answer]
+    assert turns.go_on(first, [*said, 9], Prompt(prompt)) == len(said)
+    assert turns.current == first and llm.tokens.tolist() == said
+    assert turns.together([first, second]) == [first, second]
+    turns.close()
+
+
+def test_answers_to_one_prompt_are_what_they_are_alone(working, model, text, steps):
+    """Asked at once, amid the first words of other answers, and as they end."""
+    path, prompt = model(), text(300)
+    requests = [drawn(prompt, seed, 60 + 9 * seed) for seed in range(N)]
+    alone = [answers(working(path, 1), [one])[0] for one in requests]
+    for n_first in range(1, N):
+        worker, logs = working(path), [Log() for _ in requests]
+        for i, (one, log) in enumerate(zip(requests, logs)):
+            worker.submit(Job(one, log))
+            if i + 1 == n_first:
+                worker.start()
+                assert log.wrote.wait(PATIENCE)
+        assert [log.said for log in logs] == alone
+    assert max(steps) == N
 
 
 def test_a_question_goes_on_from_an_answer_that_was_written_beside_others(working, model, text):

@@ -150,6 +150,33 @@ class Conversations:
                 return 0
             return self.go_on(tokens, name, cuts, is_answer)
 
+    def resume(self, id: str, tokens: Sequence[int], cuts: Iterable[int] = ()) -> int | None:
+        """Make a conversation current again in which an answer is under way; see `hold`. tokens:
+        its prompt, and what was written. Returns how many of them need not be read, None if the
+        conversation is gone or is another one now: then `use` them.
+        """
+        with self._llm.guard.use():
+            self._check_open()
+            self._llm.stop_answer()
+            self._look()
+            prompt = np.asarray(tokens, np.int32)
+            known = [self._current, *self._waiting]
+            entry = next((x for x in known if x.id == id and x.is_held), None)
+            if entry is None:
+                return None
+            n = len(entry.tokens)
+            if entry.settings == self._key() and 0 < n == n_shared(prompt, entry.tokens):
+                try:
+                    if entry is not self._current:
+                        self._open(entry, False)
+                    if n < len(prompt) or self._has_logits(prompt):
+                        self._begin_turn(n, len(prompt), None, cuts, True)
+                        return n
+                except EdgeKVError as error:
+                    self.losses.read_again(entry, str(error))
+            entry.is_held = entry.is_under_way = False
+            return None
+
     def go_on(
         self,
         tokens: Sequence[int],
@@ -308,7 +335,8 @@ class Conversations:
         """Whether a conversation is kept beside one that goes on from its first n_have tokens."""
         n_lost = len(entry.tokens) - n_have
         is_another = name is not None and entry.name is not None and name != entry.name
-        return entry.is_boundary or entry.is_kept or is_another or n_lost > min(FEW, n_have)
+        stays = entry.is_boundary or entry.is_kept or entry.is_held
+        return stays or is_another or n_lost > min(FEW, n_have)
 
     def _take_back(self, n: int) -> bool:
         """Take the current conversation back to its first n tokens. If that cannot be, it is

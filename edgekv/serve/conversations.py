@@ -79,11 +79,13 @@ class Turns:
         self._cut(n, ends)
         return n
 
-    def go_on(self, tokens: Sequence[int], prompt: Prompt) -> int:
+    def go_on(self, id: str, tokens: Sequence[int], prompt: Prompt) -> int:
         """Make the conversation current again to which an answer of a prompt belongs. Returns how
         many of its tokens need not be read. If it is gone, the prompt is cut as it was.
         """
-        n = self._pool.use(tokens, cuts=prompt.cuts, is_answer=True)
+        n = self._pool.resume(id, tokens, prompt.cuts)
+        if n is None:
+            n = self._pool.use(tokens, cuts=prompt.cuts, is_answer=True)
         self._pool.hold()
         ends: Sequence[int] = []
         if n < len(prompt.tokens):

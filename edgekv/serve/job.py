@@ -232,7 +232,7 @@ class Job:
             self._llm.check(self._tokens[-1], draft)
             return draft
         begin = time.perf_counter()
-        n = self._conversations.go_on(self._tokens, self._prompt)
+        n = self._conversations.go_on(self._talk, self._tokens, self._prompt)
         self._talk = self._conversations.current
         self._llm.eval(self._tokens[n : self.n_prompt])
         for token in self._tokens[max(n, self.n_prompt) :]:  # together they have other logits
