@@ -37,6 +37,7 @@ def outcome(*words: str, command: str = "serve") -> str:
         "--reasoning-budget -1",
         "--chat-template chatml",
         "--cache-reuse 256",
+        "-bs",
         "--no-perf",
         "-fa",
         "-fa on",
@@ -61,6 +62,7 @@ def test_flash_attention_without_a_word_is_on(command):
         ("--models-preset x.ini", "start a server for each"),
         ("--ssl-key-file key.pem", "proxy"),
         ("--mmproj x.gguf", "leave --mmproj out"),
+        ("--sleep-idle-seconds 5", "--keep-alive"),
     ],
 )
 def test_what_is_done_otherwise_says_how(words, way):

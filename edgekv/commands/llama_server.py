@@ -31,6 +31,8 @@ FLAGS = (
     "--swa-full",
     "--cache-idle-slots/--no-cache-idle-slots",
     "--prefill-assistant/--no-prefill-assistant",
+    "-bs --backend-sampling",
+    "--spec-draft-backend-sampling/--no-spec-draft-backend-sampling",
 )
 """Taken, and without effect: they are so anyway, or are about what this server does not have."""
 VALUES = (
@@ -57,6 +59,8 @@ REFUSED_VALUES = {
     "--ssl-cert-file": "there is no encryption here: put a proxy with TLS in front of the server",
     "--api-prefix": "paths have no prefix here: let a proxy take it away",
     "--models-preset": "models have no options of their own here: start a server for each",
+    "--sleep-idle-seconds": "a server of one model keeps it: leave --sleep-idle-seconds out, or"
+    " start edgekv serve without -m, whose models leave after --keep-alive",
     "--path": "this server has one page of its own: leave --path out",
 }
 BUDGET = "thoughts are not counted here: leave --reasoning-budget out, or give --reasoning off"
