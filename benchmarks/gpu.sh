@@ -184,11 +184,12 @@ bench() {
 real() {
     packages || return
     [ -n "${EDGEKV_GPU_DRY:-}" ] || build_engine || return
-    local on; [ -n "${EDGEKV_GPU_DRY:-}" ] && ngl=0
-    for on in "$ngl" 0; do
-        step "7$((on ? 0 : 1))-needle-$on" "Numbers hidden in 4,000 tokens, $on layers on the GPU" whole \
+    local on layers="$ngl 0"
+    [ -z "${EDGEKV_GPU_DRY:-}" ] || { ngl=0; layers=0; }
+    for on in $layers; do
+        step "70-needle-$on" "Numbers hidden in 4,000 tokens, $on layers on the GPU" whole \
             "$python" -m edgekv eval needle -m "$MODEL" -ngl "$on" --methods auto --ratios 0.2 --lengths 4000 -n "${EDGEKV_GPU_N:-10}"
-        step "7$((on ? 2 : 3))-answers-$on" "KL along answers, $on layers on the GPU" whole \
+        step "72-answers-$on" "KL along answers, $on layers on the GPU" whole \
             "$python" -m edgekv eval answers -m "$MODEL" -ngl "$on" -f edgekv/data/calibration/facts.txt --methods auto --ratios 0.2 \
             --lengths 2000 -n "${EDGEKV_GPU_N:-10}"
     done

@@ -125,12 +125,21 @@ def test_a_recurrent_state_of_another_place_is_refused(folder, tmp_path):
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 def test_drafts_of_a_source_of_ones_own_are_taken_back(folder, ratio):
+    class Source(LlamaPromptLookupDecoding):
+        n_drafted = 0
+
+        def __call__(self, *args, **more):
+            draft = super().__call__(*args, **more)
+            self.n_drafted += len(draft)
+            return draft
+
     def answer(**more):
         llm = whole(folder, "qwen35", kv_ratio=ratio, **more)
         said = tokens(llm, 20, 1) * 4
         return [token for token, _ in zip(llm.generate(said, temp=0), range(60), strict=False)]
 
-    assert answer(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4)) == answer()
+    source = Source(num_pred_tokens=4)
+    assert answer(draft_model=source) == answer() and source.n_drafted > 0
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -23,8 +23,8 @@ MOST = 15
 @dataclass(frozen=True)
 class Drafting:
     """Which drafts are made. type: one of TYPES, or several with commas between them, and the first
-    that has a draft is asked; ngram_size_n: as many tokens have to be the same before a guess;
-    ngram_size_m: tokens of such a draft at most.
+    that has a draft is asked; ngram_size_n: as many tokens have to be the same before a guess,
+    or more in the same order; ngram_size_m: tokens of such a draft at most.
 
     draft_model: the file of a smaller model with the same vocabulary, which is asked if nobody says
     a type; draft_n_max, draft_n_min: tokens of its drafts at most, and at least, else there is

@@ -145,15 +145,9 @@ class Tab(ttk.Frame):
             bar.grid(row=y, column=0, sticky="ew", pady=2)
             ttk.Label(self, text=name).grid(row=y, column=1, columnspan=2, sticky="w", padx=8)
         self.kept.grid(row=4, columnspan=3, sticky="w")
-        self.show_open(False)
         self.columnconfigure(0, weight=1)
         self.rowconfigure(0, weight=1)
         self.question.bind("<Return>", lambda _: self.ask())
-
-    def show_open(self, is_open: bool) -> None:
-        self.ask_button.state(["disabled" if is_open else "!disabled"])
-        self.cancel_button.state(["!disabled" if is_open else "disabled"])
-        self.progress["value"] = 0
 
     def ask(self) -> None:
         text = self.question.get().strip()
@@ -164,7 +158,7 @@ class Tab(ttk.Frame):
         self.pending = [*self.messages, {"role": "user", "content": content}]
         self.question.delete(0, "end")
         self.write(f"> {text}\n")
-        self.show_open(True)
+        self.ask_button.state(["disabled"])
         self.worker.asked.put(self)
 
     def read(self, value: tuple[int, int]) -> None:
@@ -185,7 +179,8 @@ class Tab(ttk.Frame):
             self.memory["value"], self.memory["maximum"] = used, full
             self.kept["text"] = f"{used:.1f} of {full:.1f} MiB kept for {stats.n_seen:,} tokens"
         self.pending = []
-        self.show_open(False)
+        self.ask_button.state(["!disabled"])
+        self.progress["value"] = 0
 
 
 class Window(Tk):
