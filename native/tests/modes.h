@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-// --perf: perf-kernels.cpp or perf-cuda.cpp
+// --perf: perf-kernels.cpp, perf-product.cpp or perf-cuda.cpp
 int perf(int argc, char ** argv);
 
 // whether the first argument is `mode`, which is taken away then

@@ -91,10 +91,7 @@ inline few_ints few_all(int x) { return _mm512_set1_epi32(x); }
 inline few_ints few_dot(few_ints c, few_bytes levels, few_bytes x) {
     return _mm512_dpbusd_epi32(c, levels, x);
 }
-inline few_ints few_dot_whole(few_ints c, few_bytes levels, few_bytes x) {
-    return few_dot(c, levels, x);
-}
-// eight values of a token for eight rows side by side, four times; levels have four bits
+// eight values of a token for eight rows side by side, four times; levels have up to five bits
 inline few_ints few_dot_rows(few_ints c, const few_bytes * levels, const int8_t * x) {
     for (int j = 0; j < 4; ++j) {
         int64_t eight;
@@ -102,6 +99,18 @@ inline few_ints few_dot_rows(few_ints c, const few_bytes * levels, const int8_t 
         c = few_dot(c, levels[j], _mm512_set1_epi64(eight));
     }
     return c;
+}
+inline few_ints few_dot_rows_whole(few_ints c, const few_bytes * levels, const int8_t * x) {
+    return few_dot_rows(c, levels, x);
+}
+// 32 bytes each of rows 0 and 2, 1 and 3, 4 and 6, 5 and 7: eight of each row, then the next eight
+inline void few_put_beside(few_bytes * u) {
+    const few_bytes a = _mm512_unpacklo_epi64(u[0], u[1]), b = _mm512_unpackhi_epi64(u[0], u[1]),
+                    c = _mm512_unpacklo_epi64(u[2], u[3]), d = _mm512_unpackhi_epi64(u[2], u[3]);
+    u[0] = _mm512_shuffle_i64x2(a, c, 0x88);
+    u[1] = _mm512_shuffle_i64x2(b, d, 0x88);
+    u[2] = _mm512_shuffle_i64x2(a, c, 0xdd);
+    u[3] = _mm512_shuffle_i64x2(b, d, 0xdd);
 }
 inline few_floats few_to_f32(few_ints x) { return _mm512_cvtepi32_ps(x); }
 
@@ -250,7 +259,7 @@ inline __m256i few_add_two(__m256i c, __m256i x) {
 inline __m256i few_dot(__m256i c, __m256i levels, __m256i x) {
     return few_add_two(c, _mm256_maddubs_epi16(levels, x));
 }
-// 16 bits hold the sum of eight products: 8 * 15 * 127 < 2^15
+// 16 bits hold the sum of eight products: 8 * 31 * 127 < 2^15
 inline __m256i few_dot_rows(__m256i c, const __m256i * levels, const __m256i * x) {
     __m256i sum = _mm256_maddubs_epi16(levels[0], x[0]);
     for (int j = 1; j < 4; ++j) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(levels[j], x[j]));
@@ -264,9 +273,6 @@ inline few_bytes few_abs(few_bytes x) { return { _mm256_abs_epi8(x.a), _mm256_ab
 inline few_bytes few_sign(few_bytes x, few_bytes of) {
     return { _mm256_sign_epi8(x.a, of.a), _mm256_sign_epi8(x.b, of.b) };
 }
-inline few_ints few_dot_whole(few_ints c, few_bytes values, few_bytes x) {
-    return few_dot(c, few_abs(values), few_sign(x, values));
-}
 inline few_ints few_dot_rows(few_ints c, const few_bytes * levels, const int8_t * x) {
     __m256i a[4], b[4], eight[4];
     for (int j = 0; j < 4; ++j) {
@@ -277,6 +283,30 @@ inline few_ints few_dot_rows(few_ints c, const few_bytes * levels, const int8_t 
         b[j] = levels[j].b;
     }
     return { few_dot_rows(c.a, a, eight), few_dot_rows(c.b, b, eight) };
+}
+inline few_ints few_dot_rows_whole(few_ints c, const few_bytes * values, const int8_t * x) {
+    for (int j = 0; j < 4; ++j) {
+        int64_t q;
+        memcpy(&q, x + 8 * j, sizeof(q));
+        const __m256i eight = _mm256_set1_epi64x(q);
+        c = few_dot(c, few_abs(values[j]), few_sign({ eight, eight }, values[j]));
+    }
+    return c;
+}
+inline void few_put_beside(few_bytes * u) {
+    // of rows 0, 1, 2, 3
+    const auto put = [](__m256i * r) {
+        const __m256i a = _mm256_unpacklo_epi64(r[0], r[1]), b = _mm256_unpackhi_epi64(r[0], r[1]),
+                      c = _mm256_unpacklo_epi64(r[2], r[3]), d = _mm256_unpackhi_epi64(r[2], r[3]);
+        r[0] = _mm256_permute2x128_si256(a, c, 0x20);
+        r[1] = _mm256_permute2x128_si256(b, d, 0x20);
+        r[2] = _mm256_permute2x128_si256(a, c, 0x31);
+        r[3] = _mm256_permute2x128_si256(b, d, 0x31);
+    };
+    __m256i a[4] = { u[0].a, u[1].a, u[0].b, u[1].b }, b[4] = { u[2].a, u[3].a, u[2].b, u[3].b };
+    put(a);
+    put(b);
+    for (int j = 0; j < 4; ++j) u[j] = { a[j], b[j] };
 }
 inline few_floats few_to_f32(few_ints x) {
     return { _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b) };

@@ -42,31 +42,19 @@ struct rounded {
 };
 
 // Tokens lie piece by piece, [pieces][n] of one of these, so that N of them are near each other.
-// For weights in blocks of 32: of 64 values, with their scales as the lanes of a sum have them
-struct few_pair {
-    static constexpr int SIZE = 64;
-    rounded<32> half[2];
-    float scale[16];
-    static size_t n_more(int n_in) { return (size_t) (n_in + 511) / 512 * 16; }
-    // more: of each 32 values the sum, [n_in/512][n][16]; those that fill up are 0
-    void make(const float * x, int at, int n, float * more) {
-        for (int i = 0; i < 2; ++i) {
-            const float s = half[i].round(x + 32 * i);
-            std::fill_n(scale + 8 * i, 8, s);
-            more[(size_t) at / 512 * 16 * n + at % 512 / 32 + i] = s * (float) half[i].sum(0, 32);
-        }
-    }
-};
-// for such weights side by side; less: what levels of 4 bits are too high by, halved
+// For weights in blocks of 32. less: what levels that are ZERO too high are too high by; low: the
+// sum that meets the lows of q4_1 and q5_1; both halved, because a row has two lanes
+template <int ZERO>
 struct few_block {
     static constexpr int SIZE = 32;
     rounded<32> values;
-    float scale;
+    float scale, low;
     int32_t less;
-    static size_t n_more(int) { return 0; }
-    void make(const float * x, int, int, float *) {
+    void make(const float * x) {
         scale = values.round(x);
-        less = -4 * values.sum(0, 32);
+        const int sum = values.sum(0, 32);
+        low = scale * (float) sum / 2;
+        less = -ZERO / 2 * sum;
     }
 };
 // for weights in blocks of 256; sums: of each OF values, times their scale
@@ -75,8 +63,7 @@ struct few_block_256 {
     static constexpr int SIZE = 256;
     rounded<256> values;
     float sums[16], scale, filling[15];
-    static size_t n_more(int) { return 0; }
-    void make(const float * x, int, int, float *) {
+    void make(const float * x) {
         scale = values.round(x);
         std::fill_n(sums, 16, 0.0f);
         for (int i = 0; i < 256 / OF; ++i) sums[i] = scale * (float) values.sum(i * OF, OF);
@@ -94,11 +81,7 @@ struct few_work {
 
     template <class P>
     const P * pieces() const {
-        return (const P *) words;
-    }
-    template <class P>
-    const float * more() const {
-        return (const float *) (pieces<P>() + (size_t) n_in / P::SIZE * n);
+        return (const P *) words + t0;
     }
     float * out(int t, int r) const { return dst + (t0 + t) * n_rows + r; }
 };
@@ -113,102 +96,147 @@ inline void few_ahead(const B * b, int n = 1) {
 
 inline float few_f32(ggml_half x) { return GGML_CPU_FP16_TO_FP32(x); }
 
-// ---- blocks of 32 values; levels: of two blocks; low: what is added to a value, of 16 blocks
+// ---- blocks of 32 values: eight rows at once. A row has two lanes of a sum
 
-// half AT of each of n blocks, up to 16; 0 for others
-template <int AT, class B>
-inline few_floats few_halves(const B * b, int n) {
-    ggml_half x[16] = {};
-    for (int i = 0; i < std::min(n, 16); ++i)
-        memcpy(&x[i], (const ggml_half *) (b + i) + AT, sizeof(x[i]));
-    return few_from_halves(x);
-}
-// levels are ZERO above the values
-template <class B, int ZERO>
+inline __m256 few_eight_of(const ggml_half * d) { return _mm256_cvtph_ps(few_16(d)); }
+
+// Levels are ZERO above the values, or a block has a low (HAS_LOW)
+template <class B, int ZERO_>
 struct few_above {
     using block = B;
-    static few_floats low(const block *, int, few_floats scale) {
-        return few_mul(scale, few_set(-ZERO));
-    }
+    static constexpr int ZERO = ZERO_;
+    static constexpr bool HAS_LOW = false;
 };
-// blocks have a low
 template <class B>
-struct few_lowest {
-    using block = B;
-    static few_floats low(const block * b, int n, few_floats) { return few_halves<1>(b, n); }
+struct few_lowest : few_above<B, 0> {
+    static constexpr bool HAS_LOW = true;
 };
 template <class BASE>
 struct few_four : BASE {
-    static few_bytes levels(const typename BASE::block * b) {
-        return few_nibbles(b[0].qs, b[1].qs);
+    using B = typename BASE::block;
+    static few_bytes levels(const B & a, const B & b) { return few_nibbles(a.qs, b.qs); }
+    static few_ints dot(few_ints c, const few_bytes * u, const int8_t * x) {
+        return few_dot_rows(c, u, x);
     }
-    static few_ints dot(few_bytes u, few_bytes x) { return few_dot(few_all(0), u, x); }
 };
 template <class BASE>
 struct few_five : few_four<BASE> {
-    static few_bytes levels(const typename BASE::block * b) {
+    using B = typename BASE::block;
+    static few_bytes levels(const B & a, const B & b) {
         uint32_t fifth[2];
-        for (int i = 0; i < 2; ++i) memcpy(&fifth[i], b[i].qh, sizeof(fifth[i]));
-        return few_add_fifth(few_nibbles(b[0].qs, b[1].qs), fifth[0], fifth[1]);
+        memcpy(&fifth[0], a.qh, sizeof(fifth[0]));
+        memcpy(&fifth[1], b.qh, sizeof(fifth[1]));
+        return few_add_fifth(few_nibbles(a.qs, b.qs), fifth[0], fifth[1]);
     }
 };
-struct few_q8_0 : few_above<block_q8_0, FEW_WHOLE> {
-    static few_bytes levels(const block * b) {
-        return few_whole(few_two(few_32(b[0].qs), few_32(b[1].qs)));
+template <class B>
+struct few_eight_bits : few_above<B, FEW_WHOLE> {
+    static few_ints dot(few_ints c, const few_bytes * u, const int8_t * x) {
+        return few_dot_rows_whole(c, u, x);
     }
-    static few_ints dot(few_bytes u, few_bytes x) { return few_dot_whole(few_all(0), u, x); }
 };
-struct few_iq4_nl : few_above<block_iq4_nl, FEW_WHOLE> {
-    static few_bytes levels(const block * b) {
-        return few_looked_up(kvalues_iq4nl, few_nibbles(b[0].qs, b[1].qs));
+struct few_q8_0 : few_eight_bits<block_q8_0> {
+    static few_bytes levels(const block & a, const block & b) {
+        return few_whole(few_two(few_32(a.qs), few_32(b.qs)));
     }
-    static few_ints dot(few_bytes u, few_bytes x) { return few_dot_whole(few_all(0), u, x); }
+};
+struct few_iq4_nl : few_eight_bits<block_iq4_nl> {
+    static few_bytes levels(const block & a, const block & b) {
+        return few_looked_up(kvalues_iq4nl, few_nibbles(a.qs, b.qs));
+    }
 };
 using few_q4_0 = few_four<few_above<block_q4_0, 8>>;
 using few_q4_1 = few_four<few_lowest<block_q4_1>>;
 using few_q5_0 = few_five<few_above<block_q5_0, 16>>;
 using few_q5_1 = few_five<few_lowest<block_q5_1>>;
 
+// rows as a file has them
 template <class F>
-struct few_of_32 {
-    using token = few_pair;
+struct few_eight_rows : F {
+    using B = typename F::block;
+    const char * at;
+    size_t nb;
+    const char * after; // part by part, the eight rows that follow
+    few_eight_rows(const few_work & w, int r) : at(w.w + r * w.nb), nb(w.nb), after(at + 8 * nb) {}
+    const B & of(int i) const { return *(const B *) (at + i * nb); }
+    // half i of each row's block
+    few_floats halves(int i) const {
+        alignas(16) ggml_half d[8];
+        for (int k = 0; k < 8; ++k) memcpy(&d[k], (const ggml_half *) &of(k) + i, sizeof(d[k]));
+        return few_twice(few_eight_of(d));
+    }
+    few_floats scales() const { return halves(0); }
+    few_floats lows() const { return halves(1); }
+    // eight bytes of each row in turn
+    void levels(few_bytes * u) const {
+        u[0] = F::levels(of(0), of(2));
+        u[1] = F::levels(of(1), of(3));
+        u[2] = F::levels(of(4), of(6));
+        u[3] = F::levels(of(5), of(7));
+        few_put_beside(u);
+    }
+    void next() {
+        at += sizeof(B);
+        for (size_t i = 0; i < 8 * sizeof(B); i += 64) _mm_prefetch(after + i, _MM_HINT_T0);
+        after += 8 * sizeof(B);
+    }
+};
+// rows that llama.cpp put side by side
+struct few_sides_q4_0 : few_q4_0 {
+    const block_q4_0x8 * b;
+    few_sides_q4_0(const few_work & w, int r) : b((const block_q4_0x8 *) (w.w + r * w.nb)) {}
+    few_floats scales() const { return few_twice(few_eight_of(b->d)); }
+    void levels(few_bytes * u) const {
+        for (int j = 0; j < 2; ++j) {
+            // repacking turned each value's highest bit
+            const few_bytes v = few_xor(few_load(b->qs + 64 * j), 0x88);
+            u[j] = few_low_four(v);
+            u[2 + j] = few_high_four(v);
+        }
+    }
+    void next() { few_ahead(++b); }
+};
+
+// ROWS: one of these two
+template <class ROWS>
+struct few_products_32 {
+    using token = few_block<ROWS::ZERO>;
     template <int N>
     static void rows(const few_work & w);
 };
-template <class F>
+template <class ROWS>
 template <int N>
-void few_of_32<F>::rows(const few_work & w) {
-    constexpr int MOST = 1024; // blocks whose scales are made at once, a multiple of 16
-    alignas(64) float scale[MOST];
-    const auto * first = w.pieces<few_pair>() + w.t0;
-    const float * all_sums = w.more<few_pair>() + 16 * w.t0;
-    for (int r = w.r0; r < w.r1; ++r) {
-        const auto * b = (const typename F::block *) (w.w + r * w.nb);
-        const auto * x = first;
-        const float * x_sums = all_sums;
+void few_products_32<ROWS>::rows(const few_work & w) {
+    for (int r = w.r0; r < w.r1; r += 8) {
+        const int first = std::min(r, (int) w.n_rows - 8); // the last ones may be others' too
+        ROWS b(w, first);
+        const auto * x = w.pieces<token>();
         few_floats sums[N];
         for (auto & s : sums) s = few_set(0);
-        for (int left = w.n_in / 32; left > 0; left -= MOST) {
-            const int n = std::min(left, MOST);
-            for (int i = 0; i < n; i += 16, x_sums += 16 * w.n) {
-                const few_floats d = few_halves<0>(b + i, n - i), low = F::low(b + i, n - i, d);
-                few_store(scale + i, d);
-                for (int t = 0; t < N; ++t)
-                    sums[t] = few_fma(low, few_load(x_sums + 16 * t), sums[t]);
+        for (int i = 0; i < w.n_in; i += 32, b.next(), x += w.n) {
+            few_bytes u[4];
+            b.levels(u);
+            const few_floats d = b.scales();
+            for (int t = 0; t < N; ++t) {
+                const few_ints dot = ROWS::dot(few_all(x[t].less), u, x[t].values.q);
+                sums[t] = few_fma(few_to_f32(dot), few_mul(d, few_set(x[t].scale)), sums[t]);
             }
-            for (int i = 0; i < n; i += 2, b += 2, x += w.n) {
-                few_ahead(b, 2);
-                const few_bytes u = F::levels(b);
-                const few_floats d = few_eights(scale + i);
-                for (int t = 0; t < N; ++t) {
-                    const few_floats dot = few_to_f32(F::dot(u, few_load(x[t].half[0].q)));
-                    sums[t] = few_fma(dot, few_mul(d, few_load(x[t].scale)), sums[t]);
-                }
+            if constexpr (ROWS::HAS_LOW) {
+                const few_floats low = b.lows();
+                for (int t = 0; t < N; ++t) sums[t] = few_fma(low, few_set(x[t].low), sums[t]);
             }
         }
-        for (int t = 0; t < N; ++t) *w.out(t, r) = few_sum(sums[t]);
+        for (int t = 0; t < N; ++t) {
+            alignas(32) float eight[8];
+            _mm256_store_ps(eight, few_sums_of_two(sums[t]));
+            std::copy(eight + r - first, eight + std::min(8, w.r1 - first), w.out(t, r));
+        }
     }
 }
+
+template <class F>
+using few_of_32 = few_products_32<few_eight_rows<F>>;
+using few_beside_q4_0 = few_products_32<few_sides_q4_0>;
 
 // ---- blocks of 256 values, each 32 or 16 of them with a scale; levels: of 64 values
 
@@ -348,7 +376,7 @@ struct few_of_256 {
 template <class F>
 template <int N>
 void few_of_256<F>::rows(const few_work & w) {
-    const auto * first = w.pieces<typename F::token>() + w.t0;
+    const auto * first = w.pieces<typename F::token>();
     for (int r = w.r0; r < w.r1; ++r) {
         const auto * b = (const typename F::block *) (w.w + r * w.nb);
         const auto * x = first;
@@ -376,40 +404,7 @@ void few_of_256<F>::rows(const few_work & w) {
     }
 }
 
-// ---- rows side by side: eight bytes of each of eight rows in turn. A row has two lanes of a sum
-
-inline __m256 few_eight_of(const ggml_half * d) { return _mm256_cvtph_ps(few_16(d)); }
-
-struct few_sides_q4_0 {
-    using token = few_block;
-    template <int N>
-    static void rows(const few_work & w);
-};
-template <int N>
-void few_sides_q4_0::rows(const few_work & w) {
-    for (int r = w.r0; r < w.r1; r += 8) {
-        const auto * b = (const block_q4_0x8 *) (w.w + r * w.nb);
-        const auto * x = w.pieces<few_block>() + w.t0;
-        few_floats sums[N];
-        for (auto & s : sums) s = few_set(0);
-        for (int i = 0; i < w.n_in; i += 32, ++b, x += w.n) {
-            few_ahead(b);
-            const few_floats d = few_twice(few_eight_of(b->d));
-            few_bytes u[4];
-            for (int j = 0; j < 2; ++j) {
-                // repacking turned each value's highest bit
-                const few_bytes v = few_xor(few_load(b->qs + 64 * j), 0x88);
-                u[j] = few_low_four(v);
-                u[2 + j] = few_high_four(v);
-            }
-            for (int t = 0; t < N; ++t) {
-                const few_ints dot = few_dot_rows(few_all(x[t].less), u, x[t].values.q);
-                sums[t] = few_fma(few_to_f32(dot), few_mul(d, few_set(x[t].scale)), sums[t]);
-            }
-        }
-        for (int t = 0; t < N; ++t) _mm256_storeu_ps(w.out(t, r), few_sums_of_two(sums[t]));
-    }
-}
+// ---- blocks of 256 values of rows side by side
 
 struct few_sides_q4_K {
     using token = few_block_256<32>;
@@ -420,7 +415,7 @@ template <int N>
 void few_sides_q4_K::rows(const few_work & w) {
     for (int r = w.r0; r < w.r1; r += 8) {
         const auto * b = (const block_q4_Kx8 *) (w.w + r * w.nb);
-        const auto * x = w.pieces<few_block_256<32>>() + w.t0;
+        const auto * x = w.pieces<few_block_256<32>>();
         few_floats sums[N];
         __m256 lows[N];
         for (auto & s : sums) s = few_set(0);

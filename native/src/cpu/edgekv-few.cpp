@@ -28,7 +28,7 @@ void with(F && f) {
 template <class F>
 void with_kernels(ggml_type type, bool sides, F && f) {
     switch (type) {
-        case GGML_TYPE_Q4_0: return sides ? with<few_sides_q4_0>(f) : with<few_of_32<few_q4_0>>(f);
+        case GGML_TYPE_Q4_0: return sides ? with<few_beside_q4_0>(f) : with<few_of_32<few_q4_0>>(f);
         case GGML_TYPE_Q4_K: return sides ? with<few_sides_q4_K>(f) : with<few_of_256<few_q4_K>>(f);
         default: break;
     }
@@ -53,28 +53,22 @@ template <class P>
 void make_tokens(const float * x, int n_in, int n, uint32_t * words, int ith, int nth) {
     const int n_pieces = n_in / P::SIZE;
     auto * pieces = (P *) words;
-    auto * more = (float *) (pieces + (size_t) n_pieces * n);
-    for (int i = ith; i < n; i += nth) { // a token is one thread's
-        float * more_of = more + 16 * i;
-        for (size_t j = 0; j < P::n_more(n_in); j += 16) std::fill_n(more_of + j * n, 16, 0.0f);
+    for (int i = ith; i < n; i += nth) // a token is one thread's
         for (int p = 0; p < n_pieces; ++p)
-            pieces[(size_t) p * n + i].make(
-                x + (size_t) i * n_in + p * P::SIZE, p * P::SIZE, n, more_of);
-    }
+            pieces[(size_t) p * n + i].make(x + (size_t) i * n_in + p * P::SIZE);
 }
 
 } // namespace
 
 size_t few_words(const ggml_tensor * w, int64_t n_tokens, bool sides) {
-    if (n_tokens > EDGEKV_ALIKE_MAX || w->ne[2] != 1 || w->ne[0] > INT32_MAX / 4 ||
+    if (n_tokens > EDGEKV_ALIKE_MAX || w->ne[1] < 8 || w->ne[2] != 1 || w->ne[0] > INT32_MAX / 4 ||
         w->ne[1] > INT32_MAX / 2)
         return 0;
     size_t n_words = 0;
     with_kernels(w->type, sides, [&](auto piece, const auto &) {
         using P = decltype(piece);
         if (w->ne[0] % P::SIZE) return;
-        n_words = n_tokens *
-            (w->ne[0] / P::SIZE * sizeof(P) / sizeof(uint32_t) + P::n_more((int) w->ne[0]));
+        n_words = n_tokens * (w->ne[0] / P::SIZE) * sizeof(P) / sizeof(uint32_t);
     });
     return n_words ? n_words + SPARE : 0;
 }
