@@ -21,6 +21,7 @@ NAMES = (
     "dialogue",
     "drafts",
     "engine",
+    "few-tokens",
     "first-word",
     "fit",
     "hybrids",

@@ -36,3 +36,15 @@ def side(function: str, request: Mapping[str, Any], is_stock: bool) -> Any:
     """What a function of `edgekv_lab.sides` returns, with the libraries of its side."""
     environment = stock_environment() if is_stock else None
     return call(f"edgekv_lab.sides.{function}", request, environment=environment)
+
+
+def native(program: str) -> str:
+    """The path of a native test program. Raises EdgeKVError if it was not built."""
+    folder = Path(os.environ.get("EDGEKV_NATIVE_TESTS") or root() / "build" / "native-tests")
+    for path in (folder / program, folder / f"{program}.exe"):
+        if path.exists():
+            return str(path)
+    raise EdgeKVError(
+        f"{program} is not in {folder}: `python3 cli.py test` builds it, or set"
+        " EDGEKV_NATIVE_TESTS to its folder"
+    )

@@ -20,7 +20,6 @@ cache and without flash attention, which would round it to f16.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -37,9 +36,8 @@ from numpy.typing import NDArray
 
 from edgekv.commands.declare import option
 from edgekv.commands.values import COUNT
-from edgekv.errors import EdgeKVError
 from edgekv.models.demo import demo_path
-from edgekv_lab.experiments.checkout import root, stock_environment
+from edgekv_lab.experiments.checkout import native, stock_environment
 from edgekv_lab.experiments.experiment import (
     RATIO,
     THREADS,
@@ -274,7 +272,7 @@ def attention(o: Options) -> None:
     """
     for n in dict.fromkeys((1, o.threads)):
         done = subprocess.run(
-            [program(), "--perf", str(n), str(5 * o.rounds)],
+            [native("test-kernels"), "--perf", str(n), str(5 * o.rounds)],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -293,14 +291,3 @@ def attention(o: Options) -> None:
                     *(x["stock_ms"], x["ours_ms"], x["stock_ms"] / x["ours_ms"]),
                     *(x["ours_gflops"], x["ours_gflops"] / peak, x["columns_ms"]),
                 )
-
-
-def program() -> str:
-    folder = Path(os.environ.get("EDGEKV_NATIVE_TESTS") or root() / "build" / "native-tests")
-    for path in (folder / "test-kernels", folder / "test-kernels.exe"):
-        if path.exists():
-            return str(path)
-    raise EdgeKVError(
-        f"test-kernels is not in {folder}: `python3 cli.py test` builds it, or set"
-        " EDGEKV_NATIVE_TESTS to its folder"
-    )
