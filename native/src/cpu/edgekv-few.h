@@ -1,7 +1,8 @@
 #pragma once
 // Products of a quantised weight with a few tokens: dst[t][r] = sum over i of w[r][i] x[t][i].
 // edgekv-product.h unpacks a weight for tokens that are many; here a row is read once, where it
-// lies, and 64 of its values at a time meet all tokens in registers. Tokens are rounded as
+// lies: 64 of its values at a time, or 8 of each of eight rows, meet all tokens in registers. Eight
+// rows share the scales' and the sums' instructions. Tokens are rounded as
 // llama.cpp rounds them for such weights: to 8 bits around 0, with a scale for 32 values, or for
 // 256 where the weight's blocks have as many (scales, and the sums that meet the lows of q4_1 and
 // q5_1, stay f32; llama.cpp has halves of them). Sums of integers are exact, and those in f32 have
