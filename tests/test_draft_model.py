@@ -11,7 +11,7 @@ from edgekv.chat.drafts import MODEL, Costs, Drafting
 from edgekv.chat.guesses import Guesses
 from edgekv.errors import BadInput, Cancelled, StepFailed
 from edgekv.llama.draft_model import DraftModel
-from edgekv.serve.conversations import Turns
+from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.events import Done
 from edgekv.serve.job import Job
 from edgekv.serve.worker import Worker
@@ -160,7 +160,7 @@ def answers(tiny, prompts, n_parallel: int, **more):
     llm.costs = Cheap()
     if llm.draft:
         llm.draft._costs = llm.costs
-    worker = Worker(llm, Turns(llm), n_parallel)
+    worker = Worker(llm, ServerConversations(llm), n_parallel)
     worker.start()
     try:
         logs = [Log() for _ in prompts]

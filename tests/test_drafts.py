@@ -12,7 +12,7 @@ import pytest
 from edgekv.chat.drafts import MOST, Costs, Drafting, Ngrams
 from edgekv.conversation import state
 from edgekv.errors import BadInput
-from edgekv.serve.conversations import Turns
+from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.events import Done
 from edgekv.serve.job import Job
 from edgekv.serve.worker import Worker
@@ -245,7 +245,7 @@ def test_the_context_ends_an_answer_as_without_drafts(tiny, text):
 def answers(tiny, prompts, n_parallel: int, **more):
     llm = load(tiny("llama-gqa"), n_ctx=1024, kv_ratio=0.5, **more)
     llm.costs = Cheap()
-    worker = Worker(llm, Turns(llm), n_parallel)
+    worker = Worker(llm, ServerConversations(llm), n_parallel)
     worker.start()
     try:
         logs = [Log() for _ in prompts]
@@ -264,7 +264,7 @@ def test_a_server_writes_the_same_with_drafts(tiny, text, n_parallel):
     expected, _ = answers(tiny, prompts, 1)
     got, totals = answers(tiny, prompts, n_parallel, spec_type="ngram-simple")
     assert [said for _, said in got] == [said for _, said in expected]
-    assert all(isinstance(done, Done) and done.counts.n_written == 120 for done, _ in got)
+    assert all(isinstance(done, Done) and done.progress.n_written == 120 for done, _ in got)
     assert 0 < totals.n_right <= totals.n_drafted
     assert totals.n_decodes < 360
 

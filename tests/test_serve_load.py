@@ -35,7 +35,7 @@ def test_answers_under_load_are_those_of_one_client_alone(tiny, tmp_path):
     right = [one["choices"][0]["message"]["content"] for one in alone]
     options = ServeOptions(cache_ram=CACHE_RAM, cache_disk=str(tmp_path))
     with serving(model, options, **cache) as (url, server):
-        pool, sizes = server.worker.conversations._pool, list[int]()
+        pool, sizes = server.worker.conversations, list[int]()
 
         def ask(number: int, leaves: bool) -> tuple[int, str | None]:
             if leaves:

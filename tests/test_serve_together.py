@@ -13,8 +13,9 @@ from edgekv import native
 from edgekv.chat.sampler import Sampling
 from edgekv.chat.template import Syntax
 from edgekv.errors import StepFailed
-from edgekv.serve.conversations import Turns
-from edgekv.serve.events import Done, Failed, Written
+from edgekv.serve.conversations import ServerConversations
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Written
 from edgekv.serve.job import Job
 from edgekv.serve.request import Prompt, Request
 from edgekv.serve.worker import Worker
@@ -58,7 +59,7 @@ class Log:
         self.events.append(event)
         if isinstance(event, Written):
             self.wrote.set()
-        if isinstance(event, (Done, Failed)):
+        if isinstance(event, (Done, ApiError)):
             self.over.set()
 
     def end(self):
@@ -100,7 +101,7 @@ def working():
         if always is None and not native.rows_alike(llm.model):
             pytest.skip("products of several tokens round otherwise on this processor")
         llm.write_together(n_parallel, always)
-        worker = Worker(llm, Turns(llm), n_parallel, 16)
+        worker = Worker(llm, ServerConversations(llm), n_parallel, 16)
         made.append((worker, llm))
         return worker
 
@@ -172,19 +173,19 @@ def test_a_prompt_of_which_an_answer_is_under_way_gets_a_conversation_of_its_own
 ):
     llm = load(model(), "f16", n_ctx=2048, kv_ratio=0.3, kv_method="snapkv")
     llm.write_together(2, True)
-    turns, prompt, answer = Turns(llm), list(text(300)), list(text(6, 1))[:n_written]
-    assert turns.use(prompt) == 0
+    turns, prompt, answer = ServerConversations(llm), list(text(300)), list(text(6, 1))[:n_written]
+    assert turns.begin_answer(Prompt(prompt)) == 0
     llm.eval(prompt)
     for token in answer:
         llm.eval([token])
-    first = turns.current
-    llm.eval(prompt[turns.use(prompt) :])
-    second = turns.current
+    first = turns.current_id
+    llm.eval(prompt[turns.begin_answer(Prompt(prompt)) :])
+    second = turns.current_id
     assert second != first
     llm.eval([7])
     said = [*prompt, *answer]
-    assert turns.go_on(first, [*said, 9], Prompt(prompt)) == len(said)
-    assert turns.current == first and llm.tokens.tolist() == said
+    assert turns.resume_answer(first, [*said, 9], Prompt(prompt)) == len(said)
+    assert turns.current_id == first and llm.tokens.tolist() == said
     assert turns.together([first, second]) == [first, second]
     turns.close()
 
@@ -228,7 +229,7 @@ def test_a_question_goes_on_from_an_answer_that_was_written_beside_others(workin
             worker.submit(Job(one, log))
             if is_alone:
                 log.end()
-        assert all(log.end().counts.n_cached >= 190 for log in again)
+        assert all(log.end().progress.n_cached >= 190 for log in again)
         return [log.said for log in again]
 
     assert second(working(path), False) == second(working(path, 1), True)

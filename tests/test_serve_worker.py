@@ -24,9 +24,9 @@ from edgekv.chat.template import Syntax
 from edgekv.commands.serve import serve_options
 from edgekv.conversation.pool import Conversations
 from edgekv.errors import EdgeKVError
-from edgekv.serve.conversations import Turns
+from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, Failed, Progress, Written
+from edgekv.serve.events import Done, Progress, Written
 from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.queue import FairQueue, Full
@@ -72,7 +72,7 @@ class Log:
 
     def __call__(self, event) -> None:
         self.events.append(event)
-        if isinstance(event, (Done, Failed)):
+        if isinstance(event, (Done, ApiError)):
             self.over.set()
 
     def wait(self):
@@ -93,7 +93,7 @@ def working(tiny):
 
     def make(n_parallel=1, n_queue=4, cache_ram=None, **arguments):
         llm = load(tiny("llama-gqa"), n_ctx=1024, **arguments)
-        worker = Worker(llm, Turns(llm, cache_ram), n_parallel, n_queue)
+        worker = Worker(llm, ServerConversations(llm, cache_ram), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker, llm
@@ -125,7 +125,7 @@ def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
         for prompt, log in zip(prompts, logs):
             worker.submit(Job(request(prompt), log))
         for log in logs:
-            assert log.wait().counts.n_written == 30
+            assert log.wait().progress.n_written == 30
             texts.append(log.text)
     assert together == alone
 
@@ -211,7 +211,7 @@ def test_a_client_with_all_places_makes_no_other_wait_for_a_whole_answer(
         few(event)
 
     worker.submit(Job(request(text(20, 99), 20), emit, "few"))
-    assert few.wait().counts.n_written == 20
+    assert few.wait().progress.n_written == 20
     assert not any(log.over.is_set() for log in many)
     assert n_others[-1] - n_others[0] < 300
     worker.stop()
@@ -242,7 +242,7 @@ def test_clients_have_turns_alike_however_many_answers_each_has(working, text, b
         few(event)
 
     worker.submit(Job(request(text(20, 99), 200), emit, "few"))
-    assert few.wait().counts.n_written == 200
+    assert few.wait().progress.n_written == 200
     assert n_others[-1] - n_others[0] < 300
     worker.stop()
 
@@ -265,7 +265,7 @@ def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
 
     def emit(event):
         log(event)
-        if isinstance(event, Progress) and event.n_done:
+        if isinstance(event, Progress) and event.n_read:
             reading.set()
 
     job = Job(request(text(1000), 20), emit)
@@ -276,7 +276,7 @@ def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
     assert not log.over.is_set()
     after = Log()
     worker.submit(Job(request(text(30)), after))
-    assert after.wait().counts.n_written == 30
+    assert after.wait().progress.n_written == 30
 
 
 def test_a_job_that_waits_leaves_when_it_is_stopped(working, text):
@@ -296,7 +296,7 @@ def test_who_waits_when_the_server_stops_is_told(working, text):
         worker.submit(Job(request(text(20), 900), log))
     until(lambda: logs[0].text)
     worker.stop()
-    assert [log.wait().error.status for log in logs] == [503, 503]
+    assert [log.wait().status for log in logs] == [503, 503]
     with pytest.raises(ApiError):
         worker.submit(Job(request(text(20)), Log()))
 
@@ -309,7 +309,7 @@ def test_a_second_conversation_costs_the_first_nothing(working, text):
     for prompt in (first, second, (*first, *text(20, 2)), (*second, *text(20, 3))):
         log = Log()
         worker.submit(Job(request(prompt, 1), log))
-        cached.append(log.wait().counts.n_cached)
+        cached.append(log.wait().progress.n_cached)
     assert cached[:2] == [0, 0] and min(cached[2:]) >= 300
 
 
@@ -320,7 +320,7 @@ def test_a_document_is_not_read_again_for_another_question(working, text):
         log = Log()
         prompt = Prompt([*document, *text(90, i + 1)], cuts=(300,))
         worker.submit(Job(Request(prompt, Sampling(temperature=0), 3), log))
-        cached.append(log.wait().counts.n_cached)
+        cached.append(log.wait().progress.n_cached)
     assert cached == [0, 300, 300]
 
 
@@ -359,8 +359,8 @@ def test_an_error_ends_its_own_answer_only(working, text):
     bad, good = Log(), Log()
     worker.submit(Job(request(text(20), constraint={"grammar": "root ::= ("}), bad))
     worker.submit(Job(request(text(20)), good))
-    assert bad.wait().error.status == 400
-    assert good.wait().counts.n_written == 30
+    assert bad.wait().status == 400
+    assert good.wait().progress.n_written == 30
 
 
 def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
@@ -368,7 +368,7 @@ def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
     log, after = Log(), Log()
     worker.submit(Job(request(text(20), constraint={"grammar": 'root ::= "a" [\\U00FFFFFF]'}), log))
     worker.submit(Job(request(text(20)), after))
-    assert isinstance(log.wait(), Failed)
+    assert isinstance(log.wait(), ApiError)
     assert isinstance(after.wait(), Done)
 
 
@@ -378,8 +378,8 @@ def test_a_grammar_that_takes_minutes_ends_its_own_answer_only(working, text):
     grammar = 'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}'
     worker.submit(Job(request(text(20), constraint={"grammar": grammar}), slow))
     worker.submit(Job(request(text(20)), after))
-    assert "takes too long" in slow.wait().error.message
-    assert after.wait().counts.n_written == 30
+    assert "takes too long" in slow.wait().message
+    assert after.wait().progress.n_written == 30
 
 
 def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):
@@ -397,7 +397,7 @@ def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text,
     prompt = Prompt(list(text(20)), syntax=Syntax(settings={"grammar": 'root ::= "abc"'}))
     worker.submit(Job(Request(prompt, sampling, 9), log))
     worker.submit(Job(request(text(20)), after))
-    assert isinstance(log.wait(), (Done, Failed))
+    assert isinstance(log.wait(), (Done, ApiError))
     assert isinstance(after.wait(), Done)
 
 

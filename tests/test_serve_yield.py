@@ -17,9 +17,9 @@ from edgekv.conversation.pool import Conversations
 from edgekv.errors import EdgeKVError
 from edgekv.native import Prefill
 from edgekv.serve import job as jobs
-from edgekv.serve.conversations import Turns
+from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, Event, Failed, Progress, Written
+from edgekv.serve.events import Done, Event, Progress, Written
 from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.request import Prompt
@@ -54,7 +54,7 @@ def working(tiny, hybrid) -> Iterator[Callable[..., Worker]]:
         path = hybrid if name == "qwen35" else tiny(name)
         settings = {"kv_ratio": 0.5, "n_ctx": 2048, "n_ubatch": 64, "n_batch": 64, **more}
         llm = load(path, kind, **settings)
-        worker = Worker(llm, Turns(llm, cache_ram), n_parallel, n_queue)
+        worker = Worker(llm, ServerConversations(llm, cache_ram), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker
@@ -102,7 +102,7 @@ def asked(tokens, n=12):
 def alone(worker: Worker, tokens, n=12) -> list[object]:
     log = Shared()
     worker.submit(Job(asked(tokens, n), log))
-    assert log.wait().counts.n_written == n
+    assert log.wait().progress.n_written == n
     return log.told
 
 
@@ -143,7 +143,7 @@ def check_that_others_are_answered(working, *model, **more):
     assert order.index(("first", Done)) < order.index(("second", Done))
     assert order.index(("second", Done)) < order.index(("long", Written))
     assert [log.told for log in (reader, *logs)] == wanted
-    assert [(end.counts.n_prompt, end.counts.n_cached) for end in ends] == [
+    assert [(end.progress.n_prompt, end.progress.n_cached) for end in ends] == [
         (N_LONG, 0),
         *[(N_SHORT, 0)] * 2,
     ]
@@ -197,7 +197,7 @@ def test_others_that_are_read_again_do_not_count_as_progress(working, eager, mon
     worker, guest = working(cache_ram=0), Shared("guest")
     log, _, _ = busy(worker, guest, some(60, 1))
     assert log.wait() and guest.wait()
-    n_done = [event.n_done for event in log.events if isinstance(event, Progress)]
+    n_done = [event.n_read for event in log.events if isinstance(event, Progress)]
     assert n_done == sorted(n_done) and n_done[-1] == N_LONG
     assert log.order.index(("guest", Written)) < log.order.index(("long", Written))
 
@@ -212,7 +212,7 @@ def test_who_reads_is_stopped_while_another_one_is_answered(working, eager, kind
     worker = working()
     guest = Acting(lambda: worker.cancel(reader), kind, n)
     log, reader, _ = busy(worker, guest)
-    assert guest.wait().counts.n_written == 40 and guest.told == wanted[1]
+    assert guest.wait().progress.n_written == 40 and guest.told == wanted[1]
     until(lambda: not worker.active())
     assert not log.over.is_set() and not log.told
     assert guest.order[-1] == ("guest", Done)
@@ -225,7 +225,7 @@ def test_who_is_answered_meanwhile_is_stopped(working, eager, kind, n):
     worker = working()
     guest = Acting(lambda: worker.cancel(job), kind, n)
     log, _, job = busy(worker, guest)
-    assert log.wait().counts.n_written == 12 and log.told == wanted
+    assert log.wait().progress.n_written == 12 and log.told == wanted
     assert not guest.over.is_set() and isinstance(guest.events[-1], kind)
 
 
@@ -236,9 +236,9 @@ def test_an_error_of_another_one_does_not_reach_who_reads(working, eager, gramma
     bad = Job(request(some(N_SHORT, 1), constraint={"grammar": grammar}), failed)
     log = Shared("long", failed.order, {4: lambda: worker.submit(bad)})
     worker.submit(Job(asked(some(N_LONG)), log))
-    assert isinstance(failed.wait(), Failed)
-    assert log.wait().counts.n_written == 12 and log.told == wanted
-    assert log.order.index(("failed", Failed)) < log.order.index(("long", Written))
+    assert isinstance(failed.wait(), ApiError)
+    assert log.wait().progress.n_written == 12 and log.told == wanted
+    assert log.order.index(("failed", ApiError)) < log.order.index(("long", Written))
 
 
 def test_an_error_of_who_reads_does_not_reach_others(working, eager, monkeypatch):
@@ -251,8 +251,8 @@ def test_an_error_of_who_reads_does_not_reach_others(working, eager, monkeypatch
     with monkeypatch.context() as broken:
         broken.setattr(Prefill, "resume", resume)
         log, _, _ = busy(worker, guest)
-        assert log.wait().error.message == "no memory" and not log.told
-    assert guest.wait().counts.n_written == 40 and guest.told == wanted[1]
+        assert log.wait().message == "no memory" and not log.told
+    assert guest.wait().progress.n_written == 40 and guest.told == wanted[1]
     assert alone(worker, some(N_LONG)) == wanted[0]
 
 
@@ -265,11 +265,11 @@ def test_an_error_in_comparing_a_prompt_does_not_reach_who_reads(working, eager,
             raise EdgeKVError("no such text")
         return prompt
 
-    monkeypatch.setattr(Turns, "settled", settled)
+    monkeypatch.setattr(ServerConversations, "settled", settled)
     log, _, _ = busy(worker, guest, some(300, 1))
-    assert guest.wait().error.message == "no such text"
-    assert log.wait().counts.n_written == 12 and log.told == wanted
-    assert log.order.index(("guest", Failed)) < log.order.index(("long", Written))
+    assert guest.wait().message == "no such text"
+    assert log.wait().progress.n_written == 12 and log.told == wanted
+    assert log.order.index(("guest", ApiError)) < log.order.index(("long", Written))
 
 
 def test_a_fault_in_another_one_does_not_reach_who_reads(working, eager):
@@ -277,8 +277,8 @@ def test_a_fault_in_another_one_does_not_reach_who_reads(working, eager):
     worker = working()
     guest = Acting(lambda: 1 // 0)
     log, _, _ = busy(worker, guest)
-    assert log.wait().counts.n_written == 12 and log.told == wanted
-    assert guest.wait().error.status == 500
+    assert log.wait().progress.n_written == 12 and log.told == wanted
+    assert guest.wait().status == 500
 
 
 @AMID
@@ -286,7 +286,7 @@ def test_the_server_stops_while_another_one_is_answered(working, eager, kind, n)
     worker = working()
     guest = Acting(lambda: worker.stop(), kind, n)
     log, _, _ = busy(worker, guest)
-    assert [x.wait().error.status for x in (log, guest)] == [503, 503]
+    assert [x.wait().status for x in (log, guest)] == [503, 503]
 
 
 def test_a_full_queue_is_full_while_a_prompt_is_read(working, eager):
@@ -302,7 +302,7 @@ def test_a_full_queue_is_full_while_a_prompt_is_read(working, eager):
 
     log = Shared("long", order, {4: come})
     worker.submit(Job(asked(some(N_LONG)), log))
-    assert [x.wait().counts.n_written for x in (log, *logs)] == [12] * 3 and refused == [503]
+    assert [x.wait().progress.n_written for x in (log, *logs)] == [12] * 3 and refused == [503]
     # who waited takes the place of the one that was answered
     assert order.index(("third", Done)) < order.index(("long", Written))
 
@@ -323,7 +323,7 @@ def test_a_long_conversation_goes_on_with_a_short_question(working, eager):
     worker, guest = working(), Shared("guest")
     alone(worker, first, 1)
     log, _, _ = busy(worker, guest, [*first, *more])
-    assert log.wait() and guest.wait().counts.n_cached >= 300
+    assert log.wait() and guest.wait().progress.n_cached >= 300
     assert log.order.index(("guest", Done)) < log.order.index(("long", Written))
 
 
@@ -341,13 +341,13 @@ def test_a_conversation_goes_on_behind_what_was_read_in_parts(working, eager, na
         come = partial(worker.submit, Job(asked(some(N_SHORT, 3)), guest))
         log = Shared("long", guest.order, {12: come} if disturbed else {})
         worker.submit(Job(whole, log))
-        ends.append(log.wait().counts.n_cached)
+        ends.append(log.wait().progress.n_cached)
         if disturbed:
             assert log.order.index(("guest", Done)) < log.order.index(("long", Written))
         told.append(log.told)
         log = Shared()  # another question about the document
         worker.submit(Job(asked([*first, *document, *some(50, 4)]), log))
-        ends.append(log.wait().counts.n_cached)
+        ends.append(log.wait().progress.n_cached)
         told.append(log.told)
     assert told[:2] == told[2:] and ends[:2] == ends[2:]
 
@@ -432,8 +432,8 @@ def test_time_that_was_lent_to_others_is_not_the_readers(working, eager):
     done = reader.wait()
     assert sum(slept) > 1
     most = 1e3 * (time.perf_counter() - begin - sum(slept))
-    assert done.counts.read_ms <= most
-    assert max(event.ms for event in reader.events if isinstance(event, Progress)) <= most
+    assert done.progress.read_ms <= most
+    assert max(event.read_ms for event in reader.events if isinstance(event, Progress)) <= most
 
 
 def test_no_number_counts_time_that_was_lent(tiny, monkeypatch):

@@ -7,7 +7,8 @@ is cut into pieces, the deltas add up to the message of the whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekv.chat import bare
@@ -76,15 +77,23 @@ class Reply:
         self._written = ""
         self.message = Answer()
         """What has gone out."""
+        self.logprobs = list[Any]()
+        """Of all tokens so far."""
+        self._untold = list[Any]()
         self._begun = Answer()
         """What the prompt has of it."""
         if syntax.parser and syntax.parser["is_continuation"]:
             self._begun = self._read("", is_partial=True)
             self._begun.thought = self._begun.thought.strip()
 
-    def feed(self, text: str) -> list[Part]:
-        """More of the answer. Returns what is certain by now."""
+    def feed(self, text: str, logprobs: Sequence[Any] = ()) -> list[Part]:
+        """More of the answer; logprobs: of its tokens. Returns what is certain by now."""
         self._written += text
+        self.logprobs += logprobs
+        self._untold += logprobs
+        return self._told(self._certain())
+
+    def _certain(self) -> list[Part]:
         if self._parser is None:
             return self._grown(Answer(text=self._written), is_whole=True)
         if self._names and bare.may_begin(self._written):
@@ -97,7 +106,19 @@ class Reply:
 
     def end(self) -> list[Part]:
         """What was held back, when the answer is over."""
-        return self._grown(self._whole(), is_whole=True)
+        parts = self._told(self._grown(self._whole(), is_whole=True))
+        return [*parts, Text("", self._take_untold())] if self._untold else parts
+
+    def _told(self, parts: list[Part]) -> list[Part]:
+        """Parts, the first text with the log-probabilities that have come since the last one."""
+        return [
+            replace(part, logprobs=self._take_untold()) if isinstance(part, Text) else part
+            for part in parts
+        ]
+
+    def _take_untold(self) -> list[Any]:
+        taken, self._untold = self._untold, []
+        return taken
 
     def _whole(self) -> Answer:
         if self._parser is None:

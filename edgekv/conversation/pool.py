@@ -380,11 +380,15 @@ class Conversations:
         """
         self._current.is_held = True
 
-    def end_answer(self) -> None:
+    def end_answer(self, id: str | None = None) -> None:
         """The answer behind the current conversation is complete. Others of which it holds every
         token are forgotten, and it takes the place of the longest: its prompt was read again.
+
+        id: of the conversation, which `make_current` makes the current one first.
         """
         with self._llm.guard.use():
+            if id is not None:
+                self.make_current(id)
             self._look()
             now = self._current
             now.is_under_way = now.is_held = False

@@ -12,20 +12,20 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import finish_of, schema_of
-from edgekv.chat.reply import CallArguments, CallBegun, Part, Text, Thought
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Reply, Text, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import marks, skipped, sse
-from edgekv.serve.asker import Asker
+from edgekv.serve.answers import respond
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Counts, Done, Progress
+from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
-from edgekv.serve.service import Service, Writer, respond, service_of
+from edgekv.serve.service import Service, service_of
+from edgekv.serve.writer import Writer
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -36,7 +36,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     """An answer to messages, as a list of content blocks."""
     service = service_of(http)
-    request, n_marked = await prepared(http, _marked, service.asker, body)
+    request, n_marked = await prepared(http, _marked, service, body)
     writer = _Writer(service.model, n_marked) if body.stream else None
     return await respond(http, request, writer, partial(_whole, service, n_marked))
 
@@ -44,24 +44,24 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountBody, http: HttpRequest) -> dict[str, int]:
     """Tokens of the prompt that a request makes."""
-    asker = service_of(http).asker
-    return {"input_tokens": await prepared(http, lambda: asker.count(_chat(body)))}
+    service = service_of(http)
+    return {"input_tokens": await prepared(http, lambda: service.count(_chat(body)))}
 
 
-def _marked(asker: Asker, body: MessagesBody) -> tuple[Request, int]:
+def _marked(service: Service, body: MessagesBody) -> tuple[Request, int]:
     """What is asked, and how much of its prompt is marked to be kept."""
-    request = ask(asker, body)
-    return request, marks.n_marked(body, request.prompt, asker.prompts.template)
+    request = ask(service, body)
+    return request, marks.n_marked(body, request.prompt, service.prompts.template)
 
 
-def ask(asker: Asker, body: MessagesBody) -> Request:
+def ask(service: Service, body: MessagesBody) -> Request:
     """Raises BadInput and ApiError for what this server cannot do."""
     request = Request(
-        sampling=asker.sampling(body),
-        max_tokens=asker.limit(body.max_tokens is not None, body.max_tokens),
+        sampling=service.sampling(body),
+        max_tokens=service.limit(body.max_tokens is not None, body.max_tokens),
         stops=tuple(body.stop_sequences or ()),
     )
-    return asker.chat(_chat(body), request)
+    return service.ask_chat(_chat(body), request)
 
 
 def _chat(body: CountBody) -> Chat:
@@ -163,14 +163,14 @@ def _result(content: Any) -> str:
 # ---- answers
 
 
-def _usage(counts: Counts, n_marked: int) -> dict[str, int]:
+def _usage(now: Progress, n_marked: int) -> dict[str, int]:
     """n_marked: tokens that the request wants kept. Those of them that were read are written."""
-    n_kept = max(n_marked - counts.n_cached, 0)
+    n_kept = max(n_marked - now.n_cached, 0)
     return {
-        "input_tokens": counts.n_prompt - counts.n_cached - n_kept,
-        "cache_read_input_tokens": counts.n_cached,
+        "input_tokens": now.n_prompt - now.n_cached - n_kept,
+        "cache_read_input_tokens": now.n_cached,
         "cache_creation_input_tokens": n_kept,
-        "output_tokens": counts.n_written,
+        "output_tokens": now.n_written,
     }
 
 
@@ -182,8 +182,8 @@ def _stop_reason(done: Done, has_calls: bool) -> str:
     )
 
 
-def _whole(service: Service, n_marked: int, answer: Reply) -> dict[str, Any]:
-    done, said, content = answer.done, answer.message, list[dict[str, Any]]()
+def _whole(service: Service, n_marked: int, reply: Reply, done: Done) -> dict[str, Any]:
+    said, content = reply.message, list[dict[str, Any]]()
     if said.thought:
         content.append({"type": "thinking", "thinking": said.thought, "signature": ""})
     if said.text:
@@ -199,7 +199,7 @@ def _whole(service: Service, n_marked: int, answer: Reply) -> dict[str, Any]:
         "content": content,
         "stop_reason": _stop_reason(done, bool(said.calls)),
         "stop_sequence": done.stop_text,
-        "usage": _usage(done.counts, n_marked),
+        "usage": _usage(done.progress, n_marked),
     }
 
 
@@ -225,7 +225,7 @@ class _Writer(Writer):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(Counts(progress.n_total, progress.n_cached), self._n_marked),
+            "usage": _usage(progress, self._n_marked),
         }
         return sse.event({"type": "message_start", "message": message}, "message_start")
 
@@ -273,7 +273,7 @@ class _Writer(Writer):
             "stop_reason": _stop_reason(done, has_calls),
             "stop_sequence": done.stop_text,
         }
-        usage = _usage(done.counts, self._n_marked)
+        usage = _usage(done.progress, self._n_marked)
         frame += sse.event(
             {"type": "message_delta", "delta": delta, "usage": usage}, "message_delta"
         )

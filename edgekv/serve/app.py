@@ -57,7 +57,7 @@ def _one(service: Service) -> paths.One:
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
     parameters = "\n".join(f"{name:30} {getattr(usual, name)}" for name in names)
     template = service.prompts.template.text
-    path, n_ctx = service.llm.model_path, service.asker.n_ctx
+    path, n_ctx = service.llm.model_path, service.n_ctx
     return paths.One(service.model, service.options.names, path, n_ctx, template, parameters)
 
 

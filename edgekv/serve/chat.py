@@ -12,21 +12,20 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import as_delta, as_message, finish_of, schema_of
-from edgekv.chat.reply import Part, Text
+from edgekv.chat.reply import Part, Reply, Text
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import several, skipped, sse, wording
-from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import ChatBody, ToolBody
-from edgekv.serve.service import Writer, service_of
+from edgekv.serve.service import Service, service_of
+from edgekv.serve.writer import Writer
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -36,7 +35,7 @@ router = APIRouter(route_class=BoundedRoute)
 async def chat(body: ChatBody, http: HttpRequest) -> Response:
     """An answer to messages, by the model's chat template."""
     service = service_of(http)
-    requests = await prepared(http, _requests, service.asker, body)
+    requests = await prepared(http, _requests, service, body)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -48,10 +47,11 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
         writers = [_Writer(head, i, body) for i in range(len(requests))]
         return await several.streams(http, requests, writers, partial(several.end, head, body))
     answers = await several.wholes(http, requests)
-    said = {**head, "choices": [_choice(i, one) for i, one in enumerate(answers)]}
-    said |= several.costs([one.done for one in answers], len(answers))
-    if len(answers) == 1:
-        said["kv"] = wording.cache(answers[0].done)
+    said = {**head, "choices": [_choice(i, *one) for i, one in enumerate(answers)]}
+    dones = [done for _, done in answers]
+    said |= several.costs(dones, len(dones))
+    if len(dones) == 1:
+        said["kv"] = wording.cache(dones[0])
     return Json(said)
 
 
@@ -59,22 +59,22 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
 async def count(body: ChatBody, http: HttpRequest) -> dict[str, Any]:
     """Tokens of the prompt that messages make."""
-    asker = service_of(http).asker
-    n = await prepared(http, lambda: asker.count(_chat(body)))
+    service = service_of(http)
+    n = await prepared(http, lambda: service.count(_chat(body)))
     return wording.input_tokens(n)
 
 
-def _requests(asker: Asker, body: ChatBody) -> list[Request]:
+def _requests(service: Service, body: ChatBody) -> list[Request]:
     several.check(1, body.n_answers)
-    return several.repeated([ask(asker, body)], body.n_answers)
+    return several.repeated([ask(service, body)], body.n_answers)
 
 
-def ask(asker: Asker, body: ChatBody) -> Request:
+def ask(service: Service, body: ChatBody) -> Request:
     """Raises BadInput and ApiError for what this server cannot do."""
     n_probs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs needs logprobs: true")
-    return asker.chat(_chat(body), asker.request(body, n_probs, "max_completion_tokens"))
+    return service.ask_chat(_chat(body), service.request(body, n_probs, "max_completion_tokens"))
 
 
 def _chat(body: ChatBody) -> Chat:
@@ -117,12 +117,12 @@ def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:
     return found
 
 
-def _choice(index: int, answer: Reply) -> dict[str, Any]:
+def _choice(index: int, reply: Reply, done: Done) -> dict[str, Any]:
     return {
         "index": index,
-        "message": as_message(answer.message),
-        "logprobs": wording.chat_logprobs(answer.logprobs),
-        "finish_reason": answer.finish,
+        "message": as_message(reply.message),
+        "logprobs": wording.chat_logprobs(reply.logprobs),
+        "finish_reason": finish_of(done.finish, bool(reply.message.calls)),
     }
 
 
@@ -151,7 +151,7 @@ class _Writer(Writer):
         return self._chunk(as_delta(part), logprobs=said, **self.timings)
 
     def end(self, done: Done, has_calls: bool) -> str:
-        costs = {"timings": wording.timings(done.counts), "kv": wording.cache(done)}
+        costs = {"timings": wording.timings(done.progress), "kv": wording.cache(done)}
         return self._chunk({}, finish_of(done.finish, has_calls), **costs)
 
     def failed(self, error: ApiError) -> str:

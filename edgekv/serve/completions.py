@@ -12,20 +12,19 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.chat.reply import Part, Text
+from edgekv.chat.reply import Part, Reply, Text
 from edgekv.errors import BadInput
 from edgekv.serve import several, sse, wording
-from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import CompletionBody
-from edgekv.serve.service import Writer, service_of
+from edgekv.serve.service import Service, service_of
 from edgekv.serve.texts import prompts_in
+from edgekv.serve.writer import Writer
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -34,7 +33,7 @@ router = APIRouter(route_class=BoundedRoute)
 async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """The text that follows each prompt."""
     service = service_of(http)
-    requests, befores = await prepared(http, _prepared, service.asker, body)
+    requests, befores = await prepared(http, _prepared, service, body)
     n = body.n_answers
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
@@ -48,20 +47,20 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         return await several.streams(http, requests, writers, partial(several.end, head, body))
     answers = await several.wholes(http, requests)
     choices = [
-        _choice(i, answer, befores[i // n], bool(body.echo)) for i, answer in enumerate(answers)
+        _choice(i, *answer, befores[i // n], bool(body.echo)) for i, answer in enumerate(answers)
     ]
-    costs = several.costs([answer.done for answer in answers], n)
+    costs = several.costs([done for _, done in answers], n)
     return Json({**head, "choices": choices, **costs})
 
 
-def _prepared(asker: Asker, body: CompletionBody) -> tuple[list[Request], list[str]]:
+def _prepared(service: Service, body: CompletionBody) -> tuple[list[Request], list[str]]:
     """Requests, and the texts of prompts."""
-    requests = ask(asker, body)
+    requests = ask(service, body)
     prompts = [one.prompt.tokens for one in requests[:: body.n_answers]]
-    return requests, [wording.text(asker.llm.detokenize(tokens)) for tokens in prompts]
+    return requests, [wording.text(service.llm.detokenize(tokens)) for tokens in prompts]
 
 
-def ask(asker: Asker, body: CompletionBody) -> list[Request]:
+def ask(service: Service, body: CompletionBody) -> list[Request]:
     """n requests for each prompt. Raises BadInput and ApiError."""
     n = body.n_answers
     if body.suffix:
@@ -70,19 +69,21 @@ def ask(asker: Asker, body: CompletionBody) -> list[Request]:
         raise BadInput("answers are not written to be dropped: leave best_of out, or give n")
     if body.echo and body.logprobs is not None:
         raise BadInput("logprobs of the prompt itself are not given: leave echo or logprobs out")
-    request = asker.request(body, body.logprobs)
+    request = service.request(body, body.logprobs)
     prompts = prompts_in(body.prompt)
     several.check(len(prompts), n)
-    requests = [asker.text(one, request, body.json_schema, body.grammar or "") for one in prompts]
+    requests = [
+        service.ask_text(one, request, body.json_schema, body.grammar or "") for one in prompts
+    ]
     return several.repeated(requests, n)
 
 
-def _choice(index: int, answer: Reply, before: str, is_echoed: bool) -> dict[str, Any]:
+def _choice(index: int, reply: Reply, done: Done, before: str, is_echoed: bool) -> dict[str, Any]:
     return {
         "index": index,
-        "text": (before if is_echoed else "") + answer.message.text,
-        "logprobs": _Offsets(len(before)).logprobs(answer.logprobs),
-        "finish_reason": answer.done.finish,
+        "text": (before if is_echoed else "") + reply.message.text,
+        "logprobs": _Offsets(len(before)).logprobs(reply.logprobs),
+        "finish_reason": done.finish,
     }
 
 
@@ -137,7 +138,7 @@ class _Writer(Writer):
         return self._chunk(part.text, logprobs=logprobs, **self.timings)
 
     def end(self, done: Done, has_calls: bool) -> str:
-        return self._chunk("", done.finish, timings=wording.timings(done.counts))
+        return self._chunk("", done.finish, timings=wording.timings(done.progress))
 
     def failed(self, error: ApiError) -> str:
         return sse.event(error.body("/v1/completions"))

@@ -8,13 +8,16 @@ from edgekv.base.stats import KVStats
 from edgekv.serve.errors import ApiError
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Tokens of an answer by now, and the time they took. n_cached of the prompt's tokens were
-    there; n_drafted: tokens of the n_drafts that were checked, n_right: those that were right.
+@dataclass
+class Progress:
+    """How far an answer is, and the time it took; an event of its own while the prompt is read.
+
+    n_read of the n_prompt tokens of its prompt are there, n_cached of them without being read;
+    n_drafted: tokens of the n_drafts that were checked, n_right: those that were right.
     """
 
     n_prompt: int = 0
+    n_read: int = 0
     n_cached: int = 0
     n_written: int = 0
     read_ms: float = 0.0
@@ -22,20 +25,6 @@ class Counts:
     n_drafts: int = 0
     n_drafted: int = 0
     n_right: int = 0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The prompt is read: n_cached of its n_total tokens were there, n_done are by now."""
-
-    n_done: int
-    n_total: int
-    n_cached: int
-    ms: float
-
-    @property
-    def counts(self) -> Counts:
-        return Counts(self.n_done, self.n_cached, read_ms=self.ms)
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ class Written:
     text: str
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts, compare=False)
+    progress: Progress = field(default_factory=Progress, compare=False)
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Done:
     """The text of the request's that ended it."""
     tokens: tuple[int, ...]
     """Tokens that were written."""
-    counts: Counts
+    progress: Progress
     stats: KVStats
     """What the conversation's cache holds."""
     conversation: str
@@ -80,11 +69,5 @@ class Done:
     """Calls of llama.cpp that it took."""
 
 
-@dataclass(frozen=True)
-class Failed:
-    """There is no more."""
-
-    error: ApiError
-
-
-Event = Progress | Written | Done | Failed
+Event = Progress | Written | Done | ApiError
+"""An error is the last one: there is no more."""

@@ -41,7 +41,7 @@ async def extract(name: str, http: HttpRequest) -> dict[str, Any]:
         ) from None
     data = text.encode("utf-8", "replace")
     tokens = await asyncio.to_thread(service.llm.tokenize, data, False, False)
-    n, n_ctx = len(tokens), service.asker.n_ctx
+    n, n_ctx = len(tokens), service.n_ctx
     if n >= n_ctx:
         raise ApiError(
             400,

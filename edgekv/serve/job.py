@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from edgekv.chat.reply import Reply
 from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
 from edgekv.native import llama_cpp
-from edgekv.serve.conversations import Turns
-from edgekv.serve.events import Counts, Done, Event, Progress, TokenLogprob, Written
+from edgekv.serve.conversations import ServerConversations
+from edgekv.serve.events import Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.request import Request
 
 if TYPE_CHECKING:
@@ -53,9 +54,8 @@ class Job:
         self.id = next(self._ids)
         self.request, self.emit, self.client = request, emit, client
         self.is_cancelled, self.state = False, State.WAITING
-        self.n_prompt, self.n_cached, self.n_written = len(request.prompt.tokens), 0, 0
-        self.read_ms = self.write_ms = 0.0
-        self.n_drafts = self.n_drafted = self.n_right = 0
+        self.progress = Progress(len(request.prompt.tokens))
+        """It changes; events take a copy along."""
         self.switch_s = 0.0
         """Seconds that it took to make this conversation current again."""
         self._close = ExitStack()
@@ -63,7 +63,7 @@ class Job:
     def begin(
         self,
         llm: Llama,
-        conversations: Turns,
+        conversations: ServerConversations,
         deliver: Callable[[Event], None],
         let_others: Callable[[], None],
     ) -> None:
@@ -100,19 +100,6 @@ class Job:
         """Whether the prompt is read."""
         return self.state in (State.WRITING, State.DONE)
 
-    @property
-    def counts(self) -> Counts:
-        return Counts(
-            self.n_prompt,
-            self.n_cached,
-            self.n_written,
-            self.read_ms,
-            self.write_ms,
-            self.n_drafts,
-            self.n_drafted,
-            self.n_right,
-        )
-
     def step(self, is_current: bool) -> bool:
         """Read the prompt, or write a token and as many of its draft as were right. False: the
         answer is complete.
@@ -123,11 +110,12 @@ class Job:
             self._read()
             return True
         self._mark = time.perf_counter()
-        if self.n_written >= self._most:
+        if self.progress.n_written >= self._most:
             self.finish("length")
             return False
         draft: list[int] = []
-        if self.n_written or not is_current:  # the last token has not been read, or its logits left
+        # the last token has not been read, or its logits left
+        if self.progress.n_written or not is_current:
             draft = self._read_last(is_current)
         goes_on = self._write_checked(draft)
         self._count_time()
@@ -138,7 +126,7 @@ class Job:
         """Its conversation, and the token that was written last, if it may be read beside those of
         others. Then `write` comes next instead of `step`.
         """
-        is_whole = self.state is State.WRITING and 0 < self.n_written < self._most
+        is_whole = self.state is State.WRITING and 0 < self.progress.n_written < self._most
         return (self._talk, self._tokens[-1]) if is_whole and not self._llm.is_drafting else None
 
     def write(self, index: int) -> str | None:
@@ -163,7 +151,7 @@ class Job:
                 if finish or i == len(draft) or self._tokens[-1] != draft[i]:
                     break
                 self._n_sure += 1
-                self.n_right += 1
+                self.progress.n_right += 1
         finally:
             self._take_back()
         if finish:
@@ -179,44 +167,45 @@ class Job:
     def _count_time(self) -> None:
         """Add the time since the step began, or since this was called last."""
         now = time.perf_counter()
-        self.write_ms, self._mark = self.write_ms + 1e3 * (now - self._mark), now
+        self.progress.write_ms += 1e3 * (now - self._mark)
+        self._mark = now
 
     def _read(self) -> None:
         begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
         self._prompt = prompt = self._conversations.settled(self.request.prompt)
-        self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
-        is_fresh = self.request.is_fresh
-        n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
-        self._talk = self._conversations.current
-        self.n_cached = min(n, self.n_prompt - 1)  # llama-server reads the last one in any case
-        total, n_new, n_said = self.n_prompt, self.n_prompt - n, self.n_cached
+        self._tokens, self.progress.n_prompt = list(prompt.tokens), len(prompt.tokens)
+        n = self._conversations.begin_answer(prompt, self.request.is_fresh)
+        self._talk = self._conversations.current_id
+        now, total, n_new = self.progress, len(prompt.tokens), len(prompt.tokens) - n
+        # llama-server reads the last one in any case
+        now.n_read = now.n_cached = min(n, total - 1)
 
         def report(done: int, of: int) -> None:
-            nonlocal n_before, lent, n_said
+            nonlocal n_before, lent
             if not done:  # that is said already
                 return
-            now, n_done = time.perf_counter(), n + n_new * done // max(of, 1)
-            if n_done > n_said:
-                self._deliver(Progress(n_done, total, self.n_cached, 1e3 * (now - begin - lent)))
-                n_said = n_done
+            paused, n_read = time.perf_counter(), n + n_new * done // max(of, 1)
+            if n_read > now.n_read:
+                now.n_read, now.read_ms = n_read, 1e3 * (paused - begin - lent)
+                self._deliver(replace(now))
             n_evaluated = self._llm.n_evaluated
             self._let_others()
-            lent += time.perf_counter() - now
+            lent += time.perf_counter() - paused
             n_before += self._llm.n_evaluated - n_evaluated
 
-        self._deliver(Progress(n_said, total, n_said, 0.0))
+        self._deliver(replace(now))
         self._llm.kv_progress = report
         try:
             self._llm.eval(self._tokens[n:])
         finally:
             self._llm.kv_progress = None
         # llama.cpp's cache may have had to be read again where it cannot go back
-        n_read = max(self._llm.n_evaluated - n_before, 1)
-        self.n_cached = max(total - n_read, 0)
-        self.read_ms = 1e3 * (time.perf_counter() - begin - lent)
+        now.n_cached = max(total - max(self._llm.n_evaluated - n_before, 1), 0)
+        now.read_ms = 1e3 * (time.perf_counter() - begin - lent)
         self._n_decodes += -(-n_new // self._llm.n_batch)
-        if n_said < total:  # few tokens are read at once
-            self._deliver(Progress(total, total, self.n_cached, self.read_ms))
+        if now.n_read < total:  # few tokens are read at once
+            now.n_read = total
+            self._deliver(replace(now))
         room, wished = self._llm.n_ctx() - self._llm.n_tokens, self.request.max_tokens
         self._most = room if wished is None else min(wished, room)
         self.state = State.WRITING
@@ -228,14 +217,16 @@ class Job:
         self._n_decodes += 1
         if is_current:
             draft = self._draft()
-            self.n_drafts, self.n_drafted = self.n_drafts + bool(draft), self.n_drafted + len(draft)
+            self.progress.n_drafts += bool(draft)
+            self.progress.n_drafted += len(draft)
             self._llm.check(self._tokens[-1], draft)
             return draft
         begin = time.perf_counter()
-        n = self._conversations.go_on(self._talk, self._tokens, self._prompt)
-        self._talk = self._conversations.current
-        self._llm.eval(self._tokens[n : self.n_prompt])
-        for token in self._tokens[max(n, self.n_prompt) :]:  # together they have other logits
+        n = self._conversations.resume_answer(self._talk, self._tokens, self._prompt)
+        self._talk = self._conversations.current_id
+        n_prompt = self.progress.n_prompt
+        self._llm.eval(self._tokens[n:n_prompt])
+        for token in self._tokens[max(n, n_prompt) :]:  # together they have other logits
             self._llm.eval([token])
         self.switch_s = time.perf_counter() - begin
         return []
@@ -243,7 +234,7 @@ class Job:
     def _draft(self) -> list[int]:
         if not self._llm.is_drafting:
             return []
-        most = min(self._llm.most_drafted(), self._most - self.n_written - 1)
+        most = min(self._llm.most_drafted(), self._most - self.progress.n_written - 1)
         return self._guesses.next(self._tokens, most)
 
     def _write(self, index: int) -> str | None:
@@ -252,7 +243,7 @@ class Job:
         token = self._sampler.draw(logits)
         if self._is_end(token):
             return "stop"
-        self.n_written += 1
+        self.progress.n_written += 1
         self._tokens.append(token)
         data = self._piece(token)
         if self.request.n_probs is not None:
@@ -271,16 +262,16 @@ class Job:
 
     def _say(self, text: str) -> None:
         self._count_time()
-        tokens = self._tokens[self.n_prompt + self._n_said :]
-        self._deliver(Written(text, self._logprobs, tokens, self.counts))
-        self._logprobs, self._n_said = [], self.n_written
+        tokens = self._tokens[self.progress.n_prompt + self._n_said :]
+        self._deliver(Written(text, self._logprobs, tokens, replace(self.progress)))
+        self._logprobs, self._n_said = [], self.progress.n_written
 
     def finish(self, finish: str) -> None:
         """The answer is complete. finish: why."""
         rest = "" if self._stops.found is not None else self._stops.feed(b"", final=True)
         if self._stops.found is not None:
             finish = "stop"
-        if rest or self._n_said < self.n_written:
+        if rest or self._n_said < self.progress.n_written:
             self._say(rest)
         self._count_time()
         self._conversations.end_answer(self._talk)
@@ -289,8 +280,8 @@ class Job:
             Done(
                 finish,
                 self._stops.found,
-                tuple(self._tokens[self.n_prompt :]),
-                self.counts,
+                tuple(self._tokens[self.progress.n_prompt :]),
+                replace(self.progress),
                 stats,
                 self._conversations.handle,
                 stats.n_bytes_archive + self._conversations.n_bytes_archive,

@@ -9,19 +9,19 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
+from edgekv.chat.reply import Reply
 from edgekv.serve import several, sse, wording
-from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.completions import ask
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob, Written
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import NativeBody
-from edgekv.serve.service import Service, Writer, service_of
+from edgekv.serve.service import Service, service_of
 from edgekv.serve.settings import generation_settings
+from edgekv.serve.writer import Writer
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -32,21 +32,21 @@ async def completion(body: NativeBody, http: HttpRequest) -> Response:
     """The text that follows each prompt."""
     service = service_of(http)
     body.logprobs = body.n_probs or None
-    found = await prepared(http, _ask, service.asker, body)
+    found = await prepared(http, _ask, service, body)
     writers = [_Writer(service, body, i, one, text) for i, (one, text) in enumerate(found)]
     requests = [one for one, _ in found]
     if body.stream:
         return await several.streams(http, requests, writers)
     answers = await several.wholes(http, requests)
-    whole = [writer.whole(answer) for writer, answer in zip(writers, answers, strict=True)]
+    whole = [writer.whole(*answer) for writer, answer in zip(writers, answers, strict=True)]
     return Json(whole[0] if len(whole) == 1 else whole)
 
 
-def _ask(asker: Asker, body: NativeBody) -> list[tuple[Request, str]]:
+def _ask(service: Service, body: NativeBody) -> list[tuple[Request, str]]:
     """Requests, each with the text of its prompt. Raises BadInput and ApiError."""
-    requests, n = ask(asker, body), body.n_answers
+    requests, n = ask(service, body), body.n_answers
     prompts = [one.prompt.tokens for one in requests[::n]]
-    texts = [wording.text(asker.llm.detokenize(tokens, None, True)) for tokens in prompts]
+    texts = [wording.text(service.llm.detokenize(tokens, None, True)) for tokens in prompts]
     return [(one, texts[i // n]) for i, one in enumerate(requests)]
 
 
@@ -82,8 +82,8 @@ class _Writer(Writer):
                 "content": written.text,
                 "tokens": written.tokens,
                 "stop": False,
-                "tokens_predicted": self.counts.n_written,
-                "tokens_evaluated": self.counts.n_prompt,
+                "tokens_predicted": self.now.n_written,
+                "tokens_evaluated": self.now.n_read,
                 **self.timings,
                 **more,
             }
@@ -92,14 +92,15 @@ class _Writer(Writer):
     def end(self, done: Done, has_calls: bool) -> str:
         return sse.event(self._wanted(self._end(done, self._text)))
 
-    def whole(self, answer: Reply) -> dict[str, Any]:
-        done, text = answer.done, answer.message.text
+    def whole(self, reply: Reply, done: Done) -> dict[str, Any]:
+        text = reply.message.text
         tokens = list(done.tokens) if self._body.return_tokens else []
-        more = {"content": text, "tokens": tokens, **_probabilities(answer.logprobs)}
+        more = {"content": text, "tokens": tokens, **_probabilities(reply.logprobs)}
         return self._wanted({**self._end(done, text), **more})
 
     def _end(self, done: Done, text: str) -> dict[str, Any]:
         """What stands at the end of an answer; a stream has sent text and tokens."""
+        now = done.progress
         kind = "limit" if done.finish == "length" else "eos" if done.stop_text is None else "word"
         return {
             **self._place,
@@ -117,11 +118,11 @@ class _Writer(Writer):
             },
             "prompt": self._prompt,
             "has_new_line": "\n" in text,
-            "tokens_predicted": done.counts.n_written,
-            "tokens_evaluated": done.counts.n_prompt,
-            "tokens_cached": done.counts.n_cached,
-            "truncated": done.counts.n_prompt + done.counts.n_written >= self._service.asker.n_ctx,
-            "timings": wording.timings(done.counts),
+            "tokens_predicted": now.n_written,
+            "tokens_evaluated": now.n_prompt,
+            "tokens_cached": now.n_cached,
+            "truncated": now.n_prompt + now.n_written >= self._service.n_ctx,
+            "timings": wording.timings(now),
             "kv": wording.cache(done),
         }
 

@@ -20,8 +20,8 @@ from starlette.requests import Request as HttpRequest
 
 from edgekv.serve.errors import ApiError
 from edgekv.serve.queue import FairQueue, Full, many_wait
-from edgekv.serve.service import client_of, unless_gone
-from edgekv.serve.wanted import while_wanted
+from edgekv.serve.service import client_of
+from edgekv.serve.wanted import unless_gone, while_wanted
 
 Result = TypeVar("Result")
 

@@ -60,12 +60,6 @@ class Prompts:
             front = self._front(chat.messages[0], made.text, made.tokens, self._again(chat))
         return Prompt(made.tokens, made.parts, made.cuts, made.syntax, made.text, front)
 
-    def tokens_of(self, text: str, is_first: bool = True) -> list[int]:
-        """Tokens of a text to go on with; control tokens in it are tokens. is_first: it begins
-        the prompt.
-        """
-        return self.template.tokens_of(text, is_first)
-
     def _again(self, chat: Chat) -> Callable[[Message], Prompt]:
         return lambda first: self._of(replace(chat, messages=[first, *chat.messages[1:]]))
 

@@ -15,20 +15,20 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import schema_of
-from edgekv.chat.reply import CallArguments, CallBegun, Part, Thought, parts_of
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Reply, Thought, parts_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import skipped, sse, wording
-from edgekv.serve.asker import Asker
+from edgekv.serve.answers import respond
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import ResponsesBody
-from edgekv.serve.service import Service, Writer, respond, service_of
+from edgekv.serve.service import Service, service_of
+from edgekv.serve.writer import Writer
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -40,7 +40,7 @@ Item = dict[str, Any]
 async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     """An answer to a conversation, as a list of items."""
     service = service_of(http)
-    request = await prepared(http, ask, service.asker, body)
+    request = await prepared(http, ask, service, body)
     writer = _Writer(service, body)
     return await respond(http, request, writer if body.stream else None, writer.whole)
 
@@ -49,20 +49,20 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
 @router.post("/responses/input_tokens", include_in_schema=False)
 async def count(body: ResponsesBody, http: HttpRequest) -> dict[str, Any]:
     """Tokens of the prompt that a conversation makes."""
-    asker = service_of(http).asker
-    n = await prepared(http, lambda: asker.count(_chat(body)))
+    service = service_of(http)
+    n = await prepared(http, lambda: service.count(_chat(body)))
     return wording.input_tokens(n)
 
 
-def ask(asker: Asker, body: ResponsesBody) -> Request:
+def ask(service: Service, body: ResponsesBody) -> Request:
     """Raises BadInput and ApiError for what this server cannot do."""
     if body.previous_response_id or body.conversation or body.background:
         raise BadInput("this server stores no responses: send the whole conversation as input")
     request = Request(
-        sampling=asker.sampling(body),
-        max_tokens=asker.limit(body.max_output_tokens is not None, body.max_output_tokens),
+        sampling=service.sampling(body),
+        max_tokens=service.limit(body.max_output_tokens is not None, body.max_output_tokens),
     )
-    return asker.chat(_chat(body), request)
+    return service.ask_chat(_chat(body), request)
 
 
 def _chat(body: ResponsesBody) -> Chat:
@@ -306,13 +306,13 @@ class _Writer(Writer):
     def finished(self, done: Done) -> dict[str, Any]:
         """The whole response."""
         self._close()
-        is_cut, counts = done.finish == "length", done.counts
+        is_cut, now = done.finish == "length", done.progress
         usage = {
-            "input_tokens": counts.n_prompt,
-            "input_tokens_details": {"cached_tokens": counts.n_cached, "cache_write_tokens": 0},
-            "output_tokens": counts.n_written,
+            "input_tokens": now.n_prompt,
+            "input_tokens_details": {"cached_tokens": now.n_cached, "cache_write_tokens": 0},
+            "output_tokens": now.n_written,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counts.n_prompt + counts.n_written,
+            "total_tokens": now.n_prompt + now.n_written,
         }
         return {
             **self._response,
@@ -322,16 +322,16 @@ class _Writer(Writer):
             "usage": usage,
         }
 
-    def whole(self, answer: Reply) -> dict[str, Any]:
+    def whole(self, reply: Reply, done: Done) -> dict[str, Any]:
         """The response of an answer that nothing was written of."""
-        for part in parts_of(answer.message):
+        for part in parts_of(reply.message):
             self.part(part)
-        return self.finished(answer.done)
+        return self.finished(done)
 
     def end(self, done: Done, has_calls: bool) -> str:
         frame = self._close()
         response = self.finished(done)
-        timings = wording.timings(done.counts)
+        timings = wording.timings(done.progress)
         return frame + self._event(
             f"response.{response['status']}", response=response, timings=timings
         )

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
 from edgekv.serve.connections import limited, most_connections
-from edgekv.serve.conversations import Turns
+from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.door import Door
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
@@ -62,7 +62,9 @@ class Server(uvicorn.Server):
         """
         options = options or self._options
         llm.write_together(options.parallel, options.cont_batching)
-        conversations = Turns(llm, options.cache_ram, options.cache_disk, options.cache_disk_size)
+        conversations = ServerConversations(
+            llm, options.cache_ram, options.cache_disk, options.cache_disk_size
+        )
         conversations.open_packs(options.packs)
         self.worker = Worker(llm, conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
@@ -143,8 +145,8 @@ class Server(uvicorn.Server):
             self._end()
 
     def renew(self) -> Future[None]:
-        """Go by what a start would find now, as soon as no answer is written; see `Turns.renew`."""
-        return self.worker.call(self.worker.conversations.renew, when_idle=True)
+        """`ServerConversations.renew_profile`, as soon as no answer is written."""
+        return self.worker.call(self.worker.conversations.renew_profile, when_idle=True)
 
     def _end(self) -> None:
         """The server ends; a second signal makes it hurry."""

@@ -14,19 +14,13 @@ from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
+from edgekv.serve.answers import Whole, frames, streamed, whole
 from edgekv.serve.events import Done
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import GenerationBody
-from edgekv.serve.service import (
-    Writer,
-    client_of,
-    frames,
-    service_of,
-    streamed,
-    unless_gone,
-    whole,
-)
+from edgekv.serve.service import client_of, service_of
+from edgekv.serve.wanted import unless_gone
+from edgekv.serve.writer import Writer
 
 MOST = 64
 """Answers to a request."""
@@ -51,11 +45,11 @@ def _again(request: Request, i: int) -> Request:
     return replace(request, sampling=sampling, is_fresh=False)
 
 
-async def wholes(http: HttpRequest, requests: Sequence[Request]) -> list[Reply]:
+async def wholes(http: HttpRequest, requests: Sequence[Request]) -> list[Whole]:
     """Raises ApiError if an answer fails."""
     service, client = service_of(http), client_of(http)
 
-    async def all_of_them() -> list[Reply]:
+    async def all_of_them() -> list[Whole]:
         return [await whole(service, one, client) for one in requests]
 
     return await unless_gone(http, all_of_them())
@@ -87,7 +81,7 @@ async def streams(
 
 def costs(dones: Sequence[Done], n: int) -> dict[str, Any]:
     """What answers took of which n each share a prompt: `usage`, and of one alone `timings`."""
-    alone = {"timings": wording.timings(dones[0].counts)} if len(dones) == 1 else {}
+    alone = {"timings": wording.timings(dones[0].progress)} if len(dones) == 1 else {}
     return {"usage": wording.usage(dones, n), **alone}
 
 

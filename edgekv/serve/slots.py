@@ -64,7 +64,7 @@ def _save(service: Service, slot: int, path: Path) -> int:
     id = _in(service, slot)
     if id is None:
         raise BadInput(f"slot {slot} holds no conversation")
-    return service.worker.conversations.save(id, str(path))
+    return service.worker.conversations.save_as(id, str(path))
 
 
 def _restore(service: Service, slot: int, path: Path) -> int:

@@ -68,8 +68,8 @@ def _model(service: Service) -> dict[str, Any]:
         "created": service.created,
         "owned_by": "edgekv",
         "meta": {
-            "n_vocab": service.asker.n_vocab,
-            "n_ctx": service.asker.n_ctx,
+            "n_vocab": service.n_vocab,
+            "n_ctx": service.n_ctx,
             "n_ctx_train": llama_cpp.llama_model_n_ctx_train(llm.model),
             "n_embd": llama_cpp.llama_model_n_embd(llm.model),
             "n_params": llama_cpp.llama_model_n_params(llm.model),
@@ -86,7 +86,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
     params = sampling_settings(options.sampling) | limit_settings(options.max_tokens)
     return {
         "default_generation_settings": {
-            **_slot(0, None, service.asker.n_ctx),
+            **_slot(0, None, service.n_ctx),
             "params": params,
         },
         "total_slots": options.parallel,
@@ -118,7 +118,7 @@ async def slots(http: HttpRequest, fail_on_no_slot: str = "") -> list[dict[str, 
     if fail_on_no_slot and len(jobs) >= service.options.parallel:
         raise ApiError(503, "no slot available")
     jobs += [None] * (service.options.parallel - len(jobs))
-    return [_slot(i, job, service.asker.n_ctx) for i, job in enumerate(jobs)]
+    return [_slot(i, job, service.n_ctx) for i, job in enumerate(jobs)]
 
 
 def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
@@ -134,19 +134,20 @@ def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
     params, most = generation_settings(job.request), job.request.max_tokens
     if job.state is State.WAITING:
         return {**slot, "params": params}
-    n_left = -1 if most is None else max(most - job.n_written, 0)
+    now = job.progress
+    n_left = -1 if most is None else max(most - now.n_written, 0)
     return {
         **slot,
         "params": params,
-        "n_prompt_tokens": job.n_prompt,
-        "n_prompt_tokens_processed": job.n_prompt - job.n_cached,
-        "n_prompt_tokens_cache": job.n_cached,
+        "n_prompt_tokens": now.n_prompt,
+        "n_prompt_tokens_processed": now.n_prompt - now.n_cached,
+        "n_prompt_tokens_cache": now.n_cached,
         "is_reading": not job.has_read,
         "next_token": [
             {
                 "has_next_token": n_left != 0,
                 "n_remain": n_left,
-                "n_decoded": job.n_written,
+                "n_decoded": now.n_written,
             }
         ],
     }
@@ -204,7 +205,7 @@ def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
         yield f"llamacpp:{name}", "gauge", about, value
     about = "Answers that were written to their end."
     yield "edgekv:answers_total", "counter", about, totals.n_answers
-    for kind, n in worker.conversations.losses.items():
+    for kind, n in worker.conversations.losses.counts.items():
         about = f"Conversations of which the log says why: {KINDS[kind]}."
         yield f"edgekv:conversations_{kind}_total", "counter", about, n
     if last := totals.last:

@@ -79,8 +79,8 @@ async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
 
 
 def _text(service: Service, tokens: list[int]) -> Response:
-    if not all(0 <= token < service.asker.n_vocab for token in tokens):
-        raise BadInput(f"a token is none of this model's {service.asker.n_vocab:,}")
+    if not all(0 <= token < service.n_vocab for token in tokens):
+        raise BadInput(f"a token is none of this model's {service.n_vocab:,}")
     text = service.llm.detokenize(tokens, None, True)
     return Json({"content": text.decode("utf-8", "replace")})
 
@@ -98,7 +98,7 @@ def _prompt(service: Service, body: ApplyTemplateBody) -> Response:
         variables=body.chat_template_kwargs or {},
         adds_generation_prompt=body.add_generation_prompt is not False,
     )
-    return Json({"prompt": service.asker.text_of(chat)})
+    return Json({"prompt": service.text_of(chat)})
 
 
 @router.post("/v1/embeddings")

@@ -31,16 +31,16 @@ class Totals:
     _lock: Any = field(default_factory=threading.Lock)
 
     def add(self, done: Done) -> None:
-        counts = done.counts
+        now = done.progress
         with self._lock:
             self.n_answers, self.last = self.n_answers + 1, done
-            self.n_most = max(self.n_most, counts.n_prompt + counts.n_written)
-            self.n_prompt += counts.n_prompt - counts.n_cached
-            self.n_cached += counts.n_cached
-            self.n_written += counts.n_written
+            self.n_most = max(self.n_most, now.n_prompt + now.n_written)
+            self.n_prompt += now.n_prompt - now.n_cached
+            self.n_cached += now.n_cached
+            self.n_written += now.n_written
             self.n_decodes += done.n_decodes
-            self.n_drafts += counts.n_drafts
-            self.n_drafted += counts.n_drafted
-            self.n_right += counts.n_right
-            self.read_s += counts.read_ms / 1e3
-            self.write_s += counts.write_ms / 1e3
+            self.n_drafts += now.n_drafts
+            self.n_drafted += now.n_drafted
+            self.n_right += now.n_right
+            self.read_s += now.read_ms / 1e3
+            self.write_s += now.write_ms / 1e3

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from edgekv.serve.events import Counts, Done, Progress, TokenLogprob
+from edgekv.serve.events import Done, Progress, TokenLogprob
 from edgekv.version import __version__
 
 FINGERPRINT = f"b-edgekv-{__version__}"
@@ -15,36 +15,36 @@ FINGERPRINT = f"b-edgekv-{__version__}"
 
 def usage(dones: Sequence[Done], n: int = 1) -> dict[str, Any]:
     """Of answers of which n each share a prompt, which counts once."""
-    n_prompt = sum(done.counts.n_prompt for done in dones[::n])
-    n_written = sum(done.counts.n_written for done in dones)
+    n_prompt = sum(done.progress.n_prompt for done in dones[::n])
+    n_written = sum(done.progress.n_written for done in dones)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_written,
         "total_tokens": n_prompt + n_written,
         "prompt_tokens_details": {
-            "cached_tokens": sum(done.counts.n_cached for done in dones[::n])
+            "cached_tokens": sum(done.progress.n_cached for done in dones[::n])
         },
     }
 
 
-def timings(counts: Counts) -> dict[str, Any]:
+def timings(now: Progress) -> dict[str, Any]:
     """llama-server's field of this name. The first token counts for no time: the prompt's logits
     gave it.
     """
-    n_read, n_steps = counts.n_prompt - counts.n_cached, max(counts.n_written - 1, 0)
-    read_ms, write_ms = round(counts.read_ms, 3), round(counts.write_ms, 3)
-    drafts = {"draft_n": counts.n_drafted, "draft_n_accepted": counts.n_right}
+    n_read, n_steps = now.n_read - now.n_cached, max(now.n_written - 1, 0)
+    read_ms, write_ms = round(now.read_ms, 3), round(now.write_ms, 3)
+    drafts = {"draft_n": now.n_drafted, "draft_n_accepted": now.n_right}
     return {
-        "cache_n": counts.n_cached,
+        "cache_n": now.n_cached,
         "prompt_n": n_read,
         "prompt_ms": read_ms,
         "prompt_per_token_ms": _ratio(read_ms, n_read),
         "prompt_per_second": _ratio(1e3 * n_read, read_ms),
-        "predicted_n": counts.n_written,
+        "predicted_n": now.n_written,
         "predicted_ms": write_ms,
         "predicted_per_token_ms": _ratio(write_ms, n_steps),
         "predicted_per_second": _ratio(1e3 * n_steps, write_ms),
-        **(drafts if counts.n_drafts else {}),
+        **(drafts if now.n_drafts else {}),
     }
 
 
@@ -69,10 +69,10 @@ def cache(done: Done) -> dict[str, Any]:
 def progress(now: Progress) -> dict[str, Any]:
     """llama-server's `prompt_progress`."""
     return {
-        "total": now.n_total,
+        "total": now.n_prompt,
         "cache": now.n_cached,
-        "processed": now.n_done,
-        "time_ms": round(now.ms),
+        "processed": now.n_read,
+        "time_ms": round(now.read_ms),
     }
 
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekv.errors import Cancelled, EdgeKVError
-from edgekv.serve.conversations import Turns
+from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, Event, Failed
+from edgekv.serve.events import Done, Event
 from edgekv.serve.job import Job, State
 from edgekv.serve.queue import FairQueue, Full, many_wait
 from edgekv.serve.share import WORTH, Share
@@ -50,7 +50,7 @@ class Worker:
     def __init__(
         self,
         llm: Llama,
-        conversations: Turns,
+        conversations: ServerConversations,
         n_parallel: int = 1,
         n_queue: int = 64,
     ) -> None:
@@ -114,7 +114,7 @@ class Worker:
         except Full:
             raise many_wait(len(self._queue)) from None
         if left is not None:
-            self._deliver(left, Failed(many_wait(len(self._queue))))
+            self._deliver(left, many_wait(len(self._queue)))
 
     def cancel(self, job: Job) -> None:
         """Stop a job within a chunk of its prompt, or a token. It gets no more events."""
@@ -192,9 +192,9 @@ class Worker:
         return bool(self._calls) and is_due
 
     def _call(self, function: Callable[[], Any], done: Future[Any]) -> None:
-        begin, current = time.perf_counter(), self.conversations.current
+        begin, current = time.perf_counter(), self.conversations.current_id
         _run_call(function, done)
-        if self.conversations.current != current:
+        if self.conversations.current_id != current:
             self._last = None
         now = time.perf_counter()
         self._next_call = now + WORTH * (now - begin)
@@ -243,12 +243,12 @@ class Worker:
             goes_on = not job.is_cancelled and step()
         except Cancelled:
             if self._is_stopping and not job.is_cancelled:
-                self._deliver(job, Failed(ApiError(503, "the server is stopping")))
+                self._deliver(job, ApiError(503, "the server is stopping"))
         except EdgeKVError as error:
-            self._deliver(job, Failed(ApiError(400, str(error))))
+            self._deliver(job, ApiError(400, str(error)))
         except Exception:
             log.exception("an answer failed")
-            self._deliver(job, Failed(ApiError(500, "the server has a fault: see its log")))
+            self._deliver(job, ApiError(500, "the server has a fault: see its log"))
         if not goes_on or job.is_cancelled:
             with self._wake:
                 self._leave(job)
@@ -398,7 +398,7 @@ class Worker:
             job.emit(event)
 
     def _end_all(self) -> None:
-        stopping = Failed(ApiError(503, "the server is stopping"))
+        stopping = ApiError(503, "the server is stopping")
         with self._wake:
             while (waiting := self._queue.get()) is not None:
                 self._active.append(waiting)

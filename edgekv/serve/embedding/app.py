@@ -24,8 +24,8 @@ from edgekv.serve.ollama.bodies import ModelBody, Options
 from edgekv.serve.ollama.paths import One
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.schemas import Body
-from edgekv.serve.service import unless_gone
 from edgekv.serve.texts import prompts_in
+from edgekv.serve.wanted import unless_gone
 
 router = APIRouter()
 

@@ -11,23 +11,23 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.chat.reply import CallArguments, CallBegun, Part, Text, Thought
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Reply, Text, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Call, as_value, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import wording
-from edgekv.serve.asker import Asker
+from edgekv.serve.answers import respond
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.chat import tools_of
 from edgekv.serve.encoding import Json, as_json
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Counts, Done, TokenLogprob
+from edgekv.serve.events import Done, Progress, TokenLogprob
 from edgekv.serve.ollama.bodies import AskBody, ChatBody, GenerateBody, MessageBody
 from edgekv.serve.ollama.models import may_think
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
-from edgekv.serve.service import Service, Writer, respond, service_of
+from edgekv.serve.service import Service, service_of
+from edgekv.serve.writer import Writer
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -74,14 +74,14 @@ def _loaded(body: AskBody, writer: _Writer) -> Response:
 # ---- what is asked
 
 
-def _request(asker: Asker, body: AskBody) -> Request:
+def _request(service: Service, body: AskBody) -> Request:
     """A request without its prompt. Raises BadInput for what this server cannot do."""
-    body.check(asker.n_ctx)
+    body.check(service.n_ctx)
     if body.top_logprobs and not body.logprobs:
         raise BadInput("top_logprobs needs logprobs: true")
     return Request(
-        sampling=asker.sampling(body.how),
-        max_tokens=asker.limit(*body.how.limit()),
+        sampling=service.sampling(body.how),
+        max_tokens=service.limit(*body.how.limit()),
         stops=body.how.stops(),
         n_probs=(body.top_logprobs or 0) if body.logprobs else None,
     )
@@ -95,7 +95,7 @@ def _chat(service: Service, body: ChatBody) -> Request:
         body.schema_of_answer,
         variables=body.variables,
     )
-    return service.asker.chat(asked, _request(service.asker, body))
+    return service.ask_chat(asked, _request(service, body))
 
 
 def _question(service: Service, body: GenerateBody) -> Request:
@@ -104,16 +104,16 @@ def _question(service: Service, body: GenerateBody) -> Request:
     texts = [("system", body.system), ("user", body.prompt)]
     messages = [{"role": role, "content": text} for role, text in texts if text]
     asked = Chat(messages, schema=body.schema_of_answer, variables=body.variables)
-    request = service.asker.chat(asked, _request(service.asker, body))
-    return service.asker.behind(body.context, request) if body.context else request
+    request = service.ask_chat(asked, _request(service, body))
+    return service.behind(body.context, request) if body.context else request
 
 
 def _raw(service: Service, body: GenerateBody) -> Request:
     _check(body)
     if body.system or body.context or body.think:
         raise BadInput("raw takes a prompt as it is: leave system, context and think out")
-    request = _request(service.asker, body)
-    return service.asker.text([body.prompt or ""], request, body.schema_of_answer, "")
+    request = _request(service, body)
+    return service.ask_text([body.prompt or ""], request, body.schema_of_answer, "")
 
 
 def _check(body: GenerateBody) -> None:
@@ -221,29 +221,29 @@ class _Writer(Writer):
         head = {"model": self._model, "created_at": now}
         return {**head, **self._form(text, thought, calls), "done": False}
 
-    def whole(self, answer: Reply) -> dict[str, Any]:
-        said = answer.message
+    def whole(self, reply: Reply, done: Done) -> dict[str, Any]:
+        said = reply.message
         piece = self.said(said.text, said.thought, dict(enumerate(said.calls)))
-        return {**piece, **_probabilities(answer.logprobs), **self._end(answer.done)}
+        return {**piece, **_probabilities(reply.logprobs), **self._end(done)}
 
     def _end(self, done: Done) -> dict[str, Any]:
         """What stands at the end of an answer."""
-        said = {"done": True, "done_reason": done.finish, **self._costs(done.counts)}
+        said = {"done": True, "done_reason": done.finish, **self._costs(done.progress)}
         if self.context is not None:
             ends = done.finish == "stop" and done.stop_text is None and self.end_token >= 0
             end = [self.end_token] if ends else []
             said["context"] = [*self.context, *done.tokens, *end]
         return {**said, "kv": wording.cache(done)}
 
-    def _costs(self, counts: Counts) -> dict[str, int]:
+    def _costs(self, now: Progress) -> dict[str, int]:
         """Times are in nanoseconds; the prompt's tokens are all of them, whatever was known."""
         return {
             "total_duration": time.perf_counter_ns() - self._begin,
             "load_duration": 0,
-            "prompt_eval_count": counts.n_prompt,
-            "prompt_eval_duration": round(1e6 * counts.read_ms),
-            "eval_count": counts.n_written,
-            "eval_duration": round(1e6 * counts.write_ms),
+            "prompt_eval_count": now.n_prompt,
+            "prompt_eval_duration": round(1e6 * now.read_ms),
+            "eval_count": now.n_written,
+            "eval_duration": round(1e6 * now.write_ms),
         }
 
     def comment(self, text: str) -> str:

@@ -34,7 +34,7 @@ from edgekv.serve.router.catalog import Catalog
 from edgekv.serve.router.forward import Forwarded
 from edgekv.serve.router.loaded import Loaded, Models
 from edgekv.serve.router.options import RouterOptions
-from edgekv.serve.service import unless_gone
+from edgekv.serve.wanted import unless_gone
 
 router, others = APIRouter(), APIRouter()
 
