@@ -99,7 +99,10 @@ class First:
 
 
 class Costs:
-    """What a pass takes by its number of tokens, from passes of late."""
+    """What a pass takes by its number of tokens, from passes of late.
+
+    reads_again: the tokens since a draft are read once more where some of it was wrong.
+    """
 
     WEIGHT = 0.3  # of the newest pass
     LATE = 256  # passes after which one says nothing any more
@@ -107,11 +110,9 @@ class Costs:
     # likely, so that longer drafts are tried, and their time is known
     GROWTH = 0.05
 
-    def __init__(self) -> None:
+    def __init__(self, reads_again: bool = False) -> None:
         self._ms: dict[int, tuple[float, int]] = {}
-        self._n = 0
-        self.reads_again = False
-        """Whether the tokens since a draft are read once more where some of it was wrong."""
+        self._n, self._reads_again = 0, reads_again
         self.guess = self.read = 0.0
         """ms of a guess of a draft model, and of a token of a text that it reads; 0: not known."""
 
@@ -139,7 +140,7 @@ class Costs:
 
     def again(self, ms: Sequence[float]) -> float:
         """ms that a token takes which is read once more; ms: see `of`."""
-        return max(ms[2] - ms[1], 0.0) if self.reads_again and len(ms) > 2 else 0.0
+        return max(ms[2] - ms[1], 0.0) if self._reads_again and len(ms) > 2 else 0.0
 
     def guessed(self, ms: float) -> None:
         """A draft model made a guess in so many ms."""

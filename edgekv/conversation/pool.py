@@ -140,25 +140,30 @@ class Conversations:
         answer; is_fresh: the prompt is read anew, so that n is 0.
         Raises EdgeKVError while another thread uses the model or writes an answer.
         """
-        with self._llm.guard.use():
-            self._check_open()
-            self._llm.stop_answer()
+        with self._between_answers():
             if is_fresh:
-                self._look()
                 self._park_current()
                 self._begin_turn(0, len(tokens), name, cuts)
                 return 0
             return self.go_on(tokens, name, cuts, is_answer)
+
+    @contextmanager
+    def _between_answers(self) -> Iterator[None]:
+        """A `with` block in which another conversation may become current: an answer of this thread
+        that is under way ends. Raises EdgeKVError while another thread uses the model.
+        """
+        with self._llm.guard.use():
+            self._check_open()
+            self._llm.stop_answer()
+            self._look()
+            yield
 
     def resume(self, id: str, tokens: Sequence[int], cuts: Iterable[int] = ()) -> int | None:
         """Make a conversation current again in which an answer is under way; see `hold`. tokens:
         its prompt, and what was written. Returns how many of them need not be read, None if the
         conversation is gone or is another one now: then `use` them.
         """
-        with self._llm.guard.use():
-            self._check_open()
-            self._llm.stop_answer()
-            self._look()
+        with self._between_answers():
             prompt = np.asarray(tokens, np.int32)
             known = [self._current, *self._waiting]
             entry = next((x for x in known if x.id == id and x.is_held), None)
@@ -355,10 +360,7 @@ class Conversations:
 
         why: for the log. Raises what the block raises; all conversations are then as before.
         """
-        with self._llm.guard.use():
-            self._check_open()
-            self._llm.stop_answer()
-            self._look()
+        with self._between_answers():
             context = self._llm.ctx
             with changed:
                 is_other = self._llm.ctx is not context
@@ -796,10 +798,7 @@ class Conversations:
                 check(note)
             self._park_current()
 
-        with self._llm.guard.use():
-            self._check_open()
-            self._llm.stop_answer()
-            self._look()
+        with self._between_answers():
             session.load(self._llm, path, fits)
             self._look()
             now = self._current

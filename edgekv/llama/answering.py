@@ -20,7 +20,6 @@ from edgekv.chat.drafts import MODEL, Drafts, First, Ngrams
 from edgekv.chat.guesses import Guesses
 from edgekv.chat.sampler import Sampler, Sampling
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
-from edgekv.conversation.parked import has_recurrent_layers
 from edgekv.errors import BadInput
 from edgekv.llama.evaluation import Evaluation
 from edgekv.llama_cpp import llama_chat_format
@@ -159,7 +158,6 @@ class Answering(Evaluation):
     def drafts(self) -> Drafts:
         """Those of an answer that begins."""
         drafting, kinds = self._kv_drafting, list[Drafts]()
-        self.costs.reads_again = has_recurrent_layers(self)
         if any(name != MODEL for name in drafting.types):
             kinds.append(Ngrams(drafting, self.costs))
         if self.draft is not None:

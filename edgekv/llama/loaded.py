@@ -148,6 +148,7 @@ class LoadedModel(Face):
             except ValueError as error:
                 why = native.context_error() or logged_error() or error
                 raise BadInput(f"{path}: {why}") from error
+        self.costs = Costs(has_recurrent_layers(self))
         self.tokenizer_ = kwargs.get("tokenizer") or Tokenizer(self)
         self.lora_path, self.lora_scale = lora_path, lora_scale
         self.draft_model = given_drafts
@@ -190,7 +191,7 @@ class LoadedModel(Face):
         self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
-        self.costs, self.draft = Costs(), None
+        self.draft = None
         self._kv_given_drafts: LlamaDraftModel | None = None
         self._kv_is_check = False
         """The next tokens to be evaluated are a written one and a draft."""
