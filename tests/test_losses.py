@@ -272,6 +272,17 @@ def test_metrics_count_what_was_lost(tiny):
     assert "edgekv:conversations_read_again_total 0.0" in said
 
 
+def test_an_answer_that_is_written_again_is_counted_and_not_said(tiny, caplog):
+    options = ServeOptions(metrics=True, parallel=1)
+    body = {"prompt": "the rain " * 80, "max_tokens": 4, "temperature": 0, "cache_prompt": False}
+    with serving(tiny("llama-gqa"), options, **CACHE) as (url, _):
+        for _ in range(6):
+            assert post(f"{url}/v1/completions", json=body).status_code == 200
+        said = get(f"{url}/metrics").text
+    assert not lines(caplog)
+    assert "edgekv:conversations_replaced_total 5.0" in said
+
+
 def test_each_file_is_looked_at_a_few_times_at_the_end(open_pool, text, tmp_path, monkeypatch):
     n_files, n_looks = 30, 0
     pool = open_pool({"cache_disk": str(tmp_path)})
@@ -314,18 +325,25 @@ def test_a_prompt_that_is_asked_again_leaves_one_conversation(
     open_pool, text, caplog, tmp_path, n_answer
 ):
     """Be it read again from the beginning or behind a document, in memory and on disk. Of each id
-    that was listed and is gone there is a line.
+    that was listed and is gone there is one line, which only who looks for it sees, and a count.
     """
+    caplog.set_level(logging.DEBUG, "edgekv")
     prompts = [text(30), text(200, 1), text(300, 2), [*text(300, 2), *text(80, 3)]]
     for ram in (0, 1 << 30):
-        pool = open_pool({"cache_ram": ram, "cache_disk": str(tmp_path / str(ram))})
+        pool, gone = open_pool({"cache_ram": ram, "cache_disk": str(tmp_path / str(ram))}), set()
+        caplog.clear()
         for _ in range(3):
             for prompt in prompts:
                 read(pool, prompt)
                 seen = {x.id for x in pool.list()}
                 answer(pool, prompt, n_answer)
-                gone = seen - {x.id for x in pool.list()}
-                assert all(any(id in line for line in lines(caplog)) for id in gone)
+                gone |= seen - {x.id for x in pool.list()}
+                assert len(gone) == pool.losses.counts["replaced"]
+        said = [
+            re.match(r"edgekv: conversation (\w+) \(\d+ tokens\) is part", x) for x in lines(caplog)
+        ]
+        assert gone and sorted(x[1] for x in said if x) == sorted(gone)
+        assert all(one.levelno == logging.DEBUG for one in caplog.records)
         ids = {x.id for x in pool.list()}
         answer(pool, text(70, 4))
         assert ids < {x.id for x in pool.list()} and len(pool.list()) == len(prompts) + 1

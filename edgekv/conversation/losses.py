@@ -10,11 +10,13 @@ from edgekv.conversation.talk import Entry
 log = logging.getLogger("edgekv")
 
 DROPPED, UNWRITTEN, READ_AGAIN, REFUSED = "dropped", "unwritten", "read_again", "refused"
+REPLACED = "replaced"
 KINDS = {
     DROPPED: "is forgotten",
     UNWRITTEN: "is not on disk",
     READ_AGAIN: "is read again",
     REFUSED: "is left out",
+    REPLACED: "is part of another one",
 }
 
 
@@ -42,11 +44,9 @@ class Losses:
         """It was there, but cannot be had."""
         self._say(READ_AGAIN, entry, why, logging.WARNING)
 
-    @staticmethod
-    def part_of(entry: Entry, other: Entry) -> None:
-        """Nothing is lost: another one has all of its tokens."""
-        n = len(entry.tokens)
-        log.info("edgekv: conversation %s (%d tokens) is part of %s", entry.id, n, other.id)
+    def part_of(self, entry: Entry, other: Entry) -> None:
+        """Nothing is lost, whenever a prompt is asked again: another one has all of its tokens."""
+        self._say(REPLACED, entry, other.id, logging.DEBUG)
 
     def refuse(self, file: str, why: str, level: int = logging.WARNING) -> None:
         """The conversation in a file cannot be had; the file stays as it is."""

@@ -52,6 +52,7 @@ class Server(uvicorn.Server):
         self._is_running = False
         self._over = threading.Event()  # waiting for a thread is undone by a signal's exception
         self._is_stuck = False
+        self._level = logging.DEBUG if verbose else logging.INFO
         super().__init__(configured(self._door, verbose))
         if llm is not None:
             self.open(llm)
@@ -81,7 +82,7 @@ class Server(uvicorn.Server):
         self._is_running = True
         if self._app is not None:
             self._begin()
-        with _logged():
+        with _logged(self._level):
             try:
                 super().run(sockets)
             finally:
@@ -179,17 +180,19 @@ def configured(app: ASGIApp, verbose: bool) -> uvicorn.Config:
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    """A `with` block in which what happens to conversations is said, one line each."""
+def _logged(level: int) -> Iterator[None]:
+    """A `with` block in which what happens to conversations is said, one line each, from a level
+    on.
+    """
     log, handler = logging.getLogger("edgekv"), logging.StreamHandler()
-    level = log.level
-    log.setLevel(logging.INFO)
+    before = log.level
+    log.setLevel(level)
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
-        log.setLevel(level)
+        log.setLevel(before)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -206,7 +206,7 @@ def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
     about = "Answers that were written to their end."
     yield "edgekv:answers_total", "counter", about, totals.n_answers
     for kind, n in worker.conversations.losses.counts.items():
-        about = f"Conversations of which the log says why: {KINDS[kind]}."
+        about = f"How often a conversation {KINDS[kind]}."
         yield f"edgekv:conversations_{kind}_total", "counter", about, n
     if last := totals.last:
         about = "Bytes of the last conversation's cache"
