@@ -20,14 +20,16 @@ from edgekv.base.machine import rss_now
 from edgekv.base.sizes import size_text
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Device, Report
+from edgekv.conversation import parked
 from edgekv.errors import BadInput
 from edgekv.memory.fit import HIDDEN, PICKED, RATIOS, Planner, Wish
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo, ProductBytes
-from tests import models
+from tests import archs, models
 from tests.cli import refused, typed
 from tests.engine import TYPES, load, n_kept
+from tests.quantized import quantize
 from tests.recurrent import write as write_recurrent
 
 N_CTX = 1280
@@ -128,6 +130,43 @@ def test_llama_cpps_own_cache_is_predicted_too(tiny, name, kind):
     assert not context.layers and context.compute > 0
 
 
+@pytest.mark.parametrize("name", ["llama-gqa", "falcon-h1", "lfm2", "qwen35"])
+def test_other_answers_have_the_bytes_that_they_then_take(tiny, tmp_path, text, name):
+    """Conversations that wait, and the cells that recurrent layers have for each."""
+    n = 4
+    if name in models.SHAPES:
+        source = tiny(name)
+    else:
+        source = min(archs.write(tmp_path, f"^{name}$").glob(f"{name}-*e*.gguf"))
+    path = quantize(source, tmp_path / "quantized.gguf")
+    with Blueprint(str(path), n_ubatch=256) as blueprint:
+        wish = Wish(2**40, N_CTX, min_tokens=1, parallel=n)
+        alone, point = (
+            Planner(blueprint, methods.get("snapkv"), one, 256).point(
+                N_CTX, 0.5, ("f16",) * 2, "f32"
+            )
+            for one in (replace(wish, parallel=1), wish)
+        )
+        together = blueprint.rows_alike
+    llm = load(path, n_ctx=N_CTX, kv_ratio=0.5, kv_method="snapkv", kv_min_tokens=1)
+    before, _ = native.context_bytes(llm.ctx)
+    llm.write_together(n, None)
+    cache, compute = native.context_bytes(llm.ctx)
+    assert together == native.rows_alike(llm.model)
+    # of the engine, which has the logits of more tokens
+    assert 0 <= compute - point.compute <= 4096
+    waiting = []
+    for _ in range(n - 1):
+        llm.eval([token % 100 + 6 for token in text(N_CTX)])
+        waiting.append(parked.park(llm))
+        llm.reset()
+    real = cache - before + sum(x.n_bytes for x in waiting)
+    assert 0 <= point.others - real <= (n - 1) * point.tail
+    assert alone.others == 0
+    assert point.peak - alone.peak == point.others + point.compute - alone.compute
+    llm.close()
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_compute_buffers_are_those_that_a_context_then_has(tiny, compressed):
     with Blueprint(str(tiny("llama-gqa")), n_ubatch=256) as blueprint:
@@ -182,13 +221,20 @@ class FakeBlueprint:
 
     weights, n_embd, n_ctx_train, why, on_host = 4 * 2**30, 4096, 131072, "", 281 * 2**20
     experts = 0
+    rows_alike = False
     shape = {"d_head_k": 128, "d_head_v": 128, "v_in_k": False}
 
     def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> ProductBytes:
         return ProductBytes()  # no weight is quantised
 
     def context(
-        self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
+        self,
+        compressed: bool,
+        n_ctx: int,
+        type_k: int,
+        type_v: int,
+        n_outputs: int = 1,
+        n_seq_max: int = 1,
     ) -> Context:
         from edgekv.memory.footprint import row_bytes
 
@@ -583,6 +629,16 @@ def test_a_system_without_proc_is_told_so_in_one_line(tiny, monkeypatch, tmp_pat
 
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert "mount /proc" in refused(call(f"-m {tiny('llama-gqa')} -c 4000 --kv-method snapkv"))
+
+
+@pytest.mark.parametrize("ratio", ["1", "0.2"])
+def test_answers_of_a_server_are_planned_for_and_typed(tiny, ratio):
+    line = f"-m {tiny('llama-gqa')} -c 2048 --memory 2GiB --margin 0 --ratios {ratio}"
+    best = json.loads(call(f"{line} -np 3 --json").stdout)["best"]
+    assert best["others"] >= 2 * best["kv"] > 0
+    assert best["command"].startswith("edgekv serve ") and "-np 3" in best["command"]
+    assert "the other answers under way" in call(f"{line} -np 3").stdout
+    assert "other answers" not in call(line).stdout
 
 
 @pytest.mark.parametrize("ratio", ["1", "0.2"])

@@ -2,18 +2,17 @@
 rounds activations to 8 bits first; as near, where both do that for weights of 8 bits.
 """
 
-import ctypes
 from dataclasses import replace
 
 import gguf
 import numpy as np
 import pytest
 
-import edgekv.llama_cpp as llama_cpp
 from edgekv.errors import BadInput
 from edgekv_lab.bench import synthetic
 from tests.engine import load, logits
 from tests.lib import nmse
+from tests.quantized import quantize
 
 SMALL = dict(n_layer=4, n_embd=256, n_ff=512, n_head=4, n_head_kv=2, d_head=64, n_vocab=512)
 SHAPES = {
@@ -27,16 +26,6 @@ TOKENS = [7 * i % 500 + 6 for i in range(200)]
 PROMPTS = [[i * factor % 500 + 6 for i in range(200)] for factor in (3, 7, 11, 13, 17, 23)]
 F32, Q4_0, Q8_0, Q4_K, Q5_0, Q6_K = 0, 2, 7, 15, 8, 18
 """llama_ftype."""
-
-
-def copy(source, to, ftype):
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.nthread = ftype, True, 1
-    status = llama_cpp.llama_model_quantize(
-        str(source).encode(), str(to).encode(), ctypes.byref(params)
-    )
-    assert status == 0
-    return to
 
 
 def read(path, tokens=TOKENS, **options):
@@ -55,8 +44,8 @@ def multiplies_in_8_bits(path):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, shape, ftype):
     synthetic.write(tmp_path / "f16.gguf", SHAPES[shape], "f16")
-    path = copy(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
-    exact = copy(path, tmp_path / "f32.gguf", F32)
+    path = quantize(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
+    exact = quantize(path, tmp_path / "f32.gguf", F32)
     references = [read(exact, tokens) for tokens in PROMPTS]
 
     def error():
@@ -92,9 +81,9 @@ def with_values_of(path, other):
 def test_weights_of_other_types_read_the_tokens_anew(tmp_path, monkeypatch):
     """Queries and keys in q4_0 have tokens in steps of 32 values, values in Q4_K of 256."""
     synthetic.write(tmp_path / "f16.gguf", SHAPES["dense"], "f16")
-    q4_0, q4_k = (copy(tmp_path / "f16.gguf", tmp_path / f"{f}.gguf", f) for f in (Q4_0, Q4_K))
+    q4_0, q4_k = (quantize(tmp_path / "f16.gguf", tmp_path / f"{f}.gguf", f) for f in (Q4_0, Q4_K))
     path = with_values_of(q4_0, q4_k)
-    exact = read(copy(path, tmp_path / "f32.gguf", F32))
+    exact = read(quantize(path, tmp_path / "f32.gguf", F32))
     ours = nmse(read(path, kv_budget=1000), exact)
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
     assert ours < 2e-3 and ours < nmse(read(path, kv_budget=1000), exact)
@@ -109,7 +98,7 @@ def test_a_short_turn_and_ratio_1_are_llama_cpps(tmp_path, monkeypatch):
 
 def test_a_fast_prefill_is_nearer_to_f32_at_ratio_1_too(tmp_path):
     synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
-    exact = copy(tmp_path / "m.gguf", tmp_path / "f32.gguf", F32)
+    exact = quantize(tmp_path / "m.gguf", tmp_path / "f32.gguf", F32)
     references = [read(exact, tokens) for tokens in PROMPTS]
 
     def error(**options):
@@ -199,10 +188,10 @@ def test_a_step_of_several_tokens_is_as_near_to_f32(tmp_path, ftype):
     each type.
     """
     synthetic.write(tmp_path / "f16.gguf", SHAPES["dense"], "f16")
-    path = copy(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
+    path = quantize(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
     exact, llm = (
         load(x, kv_budget=1000, after=TOKENS[:100])
-        for x in (copy(path, tmp_path / "f32.gguf", F32), path)
+        for x in (quantize(path, tmp_path / "f32.gguf", F32), path)
     )
     for n in (2, 9, 20, 48):
         errors = []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from dataclasses import replace
 
 import pytest
 
-import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.chat.sampler import Sampling
 from edgekv.chat.template import Syntax
@@ -21,10 +19,11 @@ from edgekv.serve.request import Prompt, Request
 from edgekv.serve.worker import Worker
 from tests import archs, models
 from tests.engine import load
+from tests.quantized import Q8_0, quantize
 from tests.serving import PATIENCE
 
 N = 4
-Q4_0, Q4_1, Q8_0, Q4_K = 2, 3, 7, 15
+Q4_0, Q4_1, Q4_K = 2, 3, 15
 """llama_ftype."""
 
 
@@ -36,15 +35,12 @@ def model(tmp_path_factory, tiny):
     def make(name="llama-gqa", ftype=Q8_0):
         path = folder / f"{name}-{ftype}.gguf"
         if not path.exists():
-            params = llama_cpp.llama_model_quantize_default_params()
-            params.ftype, params.nthread = ftype, 1
             there = (
                 tiny(name)
                 if name in models.SHAPES
                 else min(archs.write(folder, f"^{name}$").glob(f"{name}-*e*.gguf"))
             )
-            names = str(there).encode(), str(path).encode()
-            assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
+            quantize(there, path, ftype)
         return path
 
     return make

@@ -82,6 +82,7 @@ class FitOptions:
     ubatch_size: int
     shares: list[float]
     kv_method: str
+    parallel: int
 
 
 wanted_options = grouped(
@@ -140,6 +141,13 @@ wanted_options = grouped(
             default="auto",
             metavar="NAME",
             help="Method that is going to be used: some read more than the prompt.",
+        ),
+        option(
+            "-np --parallel",
+            type=click.IntRange(1, 256),
+            default=1,
+            help="Answers of 'edgekv serve' under way at once, each in a conversation that fills"
+            " the context. What waits in --cache-ram comes on top.",
         ),
     ),
 )
@@ -211,6 +219,7 @@ def command(
             w.shares,
             list(dict.fromkeys(pairs)),
             process=0 if on_gpu else rss_now() + LOADED_BYTES,
+            parallel=w.parallel,
             **{name: cache[f"kv_{name}"] for name in PLANNED},
         )
         planner = Planner(
@@ -223,6 +232,7 @@ def command(
             draft,
         )
         words = [
+            *(["-np", str(w.parallel)] if w.parallel > 1 else []),
             *(["-md", model_draft] if model_draft else []),
             *loading.words(),
             *planned_words(cache, set(PLANNED) - EVICTING),
@@ -248,7 +258,7 @@ def planner_of_draft(model: str, wanted: FitOptions, on_gpu: bool) -> Iterator[P
         yield Planner(
             blueprint,
             preset_of("auto", path),
-            Wish(0, blueprint.n_ctx_train, types=[types]),
+            Wish(0, blueprint.n_ctx_train, types=[types], parallel=wanted.parallel),
             wanted.ubatch_size,
             on_gpu,
             lambda ratio: preset_of("auto", path, ratio),
@@ -353,6 +363,7 @@ class Report:
 
         types = point.type_k, point.type_v
         name = AUTO if point.picked else self.planner.preset.name
+        verb = "serve" if self.planner.wish.parallel > 1 else "chat"
         quality = known(self.path, name, point.ratio, *types)
         auto = self.planner.auto(1.0 if point.limited else point.ratio) if point.picked else None
         if auto and auto.types == types:
@@ -362,7 +373,7 @@ class Report:
             "quality": quality,
             "command": " ".join(
                 [
-                    point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+                    point.command(self.model, self.place.is_gpu, self.place.has_gpu, verb),
                     *map(shlex.quote, self.words),
                     *map(shlex.quote, self.evicting if point.ratio < 1 else ()),
                 ]
@@ -438,6 +449,7 @@ class Report:
             (f"hidden states ({point.hidden}){aside}", mib(point.hidden_bytes)),
             (f"queries and inputs{there}", mib(point.inputs)),
             ("compute buffers", mib(point.compute)),
+            (f"the other answers under way{there}", mib(point.others)),
             ("draft model and its cache", mib(point.draft)),
             ("process", mib(point.process)),
             ("at the peak", mib(point.peak)),

@@ -69,6 +69,8 @@ class Wish:
     """Bytes that the cache never exceeds between prompts; None: any."""
     archive: str = "off"
     recall: float = 0.0
+    parallel: int = 1
+    """Answers of a server under way at once, each of a conversation that fills the context."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ class Point:
     """`ratio` is what the limit for the cache leaves."""
     draft: int = 0
     """The draft model with its cache, at its own peak."""
+    others: int = 0
+    """Of the other answers under way: their cache while they wait, which is in main memory on a GPU
+    too, and cells of recurrent layers in the context.
+    """
 
     @property
     def is_whole(self) -> bool:
@@ -123,9 +129,9 @@ class Point:
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
 
-    def command(self, model: str, on_gpu: bool, has_gpu: bool = True) -> str:
+    def command(self, model: str, on_gpu: bool, has_gpu: bool = True, verb: str = "chat") -> str:
         """What to type. has_gpu: the build knows a GPU, so it has to be told where layers go."""
-        words = ["edgekv chat", "-m", shlex.quote(model), "-c", str(self.n_ctx)]
+        words = [f"edgekv {verb}", "-m", shlex.quote(model), "-c", str(self.n_ctx)]
         words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 and not self.limited else []
         named = not self.picked and (self.ratio < 1 or (self.type_k, self.type_v) != ("f16", "f16"))
         words += ["-ctk", self.type_k, "-ctv", self.type_v] if named else []
@@ -178,8 +184,9 @@ class Planner:
         elif types == PICKED:
             types = ("f16", "f16")
         kinds = self._check_types(types)
-        n_outputs = (native.OUTPUTS if stores else 2048) if self._on_gpu else 1
-        context = b.context(stores, n_ctx, *kinds, n_outputs)
+        n_seq_max = self._n_seq_max(stores)
+        n_outputs = (native.OUTPUTS if stores else 2048) if self._on_gpu else n_seq_max
+        context = b.context(stores, n_ctx, *kinds, n_outputs, n_seq_max)
         host = b.on_host if self._on_gpu else 0
         cost = self._stored if stores else self._full
         found = partial(
@@ -202,6 +209,20 @@ class Planner:
             return there if there.fits(self.wish.n_bytes) else replace(found(EXACT), chosen=True)
         return found(hidden)
 
+    def _n_seq_max(self, stores: bool) -> int:
+        """Of a context whose answers are given a token in one pass, as `Llama.write_together` makes
+        it; 1 where they are not.
+        """
+        n = self.wish.parallel
+        is_alone = n < 2 or self._on_gpu or not stores or not self.blueprint.rows_alike
+        return 1 if is_alone else min(n, native.OUTPUTS) + 1
+
+    def _others(self, n_bytes: int, recurrent: int = 0, n_seq_max: int = 1) -> int:
+        """Bytes of the other answers under way. Each waits with n_bytes and a recurrent state, and
+        the context has a state more for each sequence but the first.
+        """
+        return (self.wish.parallel - 1) * (n_bytes + recurrent) + (n_seq_max - 1) * recurrent
+
     def beside(self, n_ctx: int, ratio: float) -> int:
         """Bytes of this model beside another one, with a cache that keeps the same share."""
         share = 1.0 if self.blueprint.why else ratio
@@ -217,6 +238,7 @@ class Planner:
 
     def _full(self, context: Context, hidden: str, **shared: Any) -> Point:
         """llama.cpp's whole cache."""
+        others = self._others(context.cache)
         standing = sum(shared[x] for x in ("weights", "compute", "process", "draft"))
         return Point(
             n_kept=shared["n_ctx"],
@@ -228,7 +250,8 @@ class Planner:
             layer=0,
             hidden_bytes=0,
             inputs=0,
-            peak=standing + context.cache,
+            others=others,
+            peak=standing + context.cache + (not self._on_gpu) * others,
             **shared,
         )
 
@@ -269,6 +292,8 @@ class Planner:
         )
         tail = reserve(context.layers, w.tail, w.window)
         standing = sum(shared[x] for x in ("weights", "compute", "process", "draft"))
+        others = self._others(read.kept + tail + index, context.recurrent, self._n_seq_max(True))
+        standing += (not self._on_gpu) * others
         moving = context.recurrent + index + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
@@ -283,6 +308,7 @@ class Planner:
             hidden_bytes=read.hidden,
             inputs=read.inputs,
             masks=read.masks,
+            others=others,
             peak=standing + moving,
             **shared,
         )

@@ -35,14 +35,14 @@ class Context:
     compute: int
     cache: int
     recurrent: int = 0
-    """Bytes of recurrent layers' state, which is the same with a store."""
+    """Bytes of recurrent layers' state, of one conversation; the same with a store."""
 
 
 class Blueprint:
     """A model without weights. Use as a context manager. Raises BadInput if the file is no model.
 
     placed: where its tensors would go. weights: bytes in the file; n_embd: values of a
-    hidden state between two layers; n_vocab, n_ctx_train;
+    hidden state between two layers; n_ctx_train; rows_alike: see `native.rows_alike`;
     why: the reason if its cache cannot be compressed, else empty.
     """
 
@@ -60,8 +60,9 @@ class Blueprint:
         self.n_embd: int = native.hidden_width(self._model)
         self.n_ctx_train: int = self.shape["n_ctx_train"]
         self.why: str = self.shape["note"]
+        self.rows_alike = native.rows_alike(self._model)
         self.context = lru_cache(maxsize=None)(self._context)
-        """context(compressed, n_ctx, type_k, type_v, n_outputs=1) -> Context, remembered."""
+        """`_context`, remembered."""
 
     def __enter__(self) -> Blueprint:
         return self
@@ -101,16 +102,23 @@ class Blueprint:
         return tensor_sizes(self.path)
 
     def _context(
-        self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
+        self,
+        compressed: bool,
+        n_ctx: int,
+        type_k: int,
+        type_v: int,
+        n_outputs: int = 1,
+        n_seq_max: int = 1,
     ) -> Context:
         """n_outputs: tokens of a chunk whose logits are reserved; 1 is what a prompt really uses,
-        n_batch what the bindings ask for.
+        n_batch what the bindings ask for. n_seq_max: see `edgekv.Llama`.
         """
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_ubatch = self._n_ubatch
         params.n_batch = max(self._n_ubatch, 2048)
         params.type_k, params.type_v, params.n_outputs_max = type_k, type_v, n_outputs
+        params.n_seq_max, params.kv_unified = n_seq_max, n_seq_max > 1
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         with native.next_context(compressed), muted():
             ctx = llama_cpp.llama_init_from_model(self._model, params)
