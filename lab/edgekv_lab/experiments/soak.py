@@ -178,7 +178,16 @@ class Soak:
     def part(self, name: str, folder: str, how: signal.Signals) -> None:
         """Half of the time, at whose end the server gets a signal."""
         o = self._options
-        words = ["-c", "4096", "--cache-ram", str(o.cache_ram), "--cache-disk", folder, *o.words]
+        words = [
+            "-v",
+            "-c",
+            "4096",
+            "--cache-ram",
+            str(o.cache_ram),
+            "--cache-disk",
+            folder,
+            *o.words,
+        ]
         server = Server(words_of(o, *words, "--max-queue", str(o.clients)))
         stop, begin, lost = threading.Event(), time.monotonic(), set[str]()
         with ThreadPoolExecutor(o.clients) as pool:
