@@ -144,6 +144,38 @@ def test_recall_goes_on_as_long_as_an_answer(tiny, text, nmse):
     assert max(far[128:]) < 0.1, far[128:]
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_tokens_of_one_step_recall_what_each_recalls_alone(tiny, text, nmse, kind):
+    """But for the order of sums in products with these weights, which are not quantised."""
+    path, answer = tiny("llama-gqa"), text(16, seed=1)
+    alone, together = (
+        load(path, kind, after=text(400), **LIMITS, kv_recall=0.05) for _ in range(2)
+    )
+    found = [feed(alone, [token]) for token in answer]
+    together.check(answer[0], answer[1:])
+    assert max(nmse(together.logits(i - 16), x) for i, x in enumerate(found)) < 1e-9
+    looked_up = [x.engine.store.memory().bytes_recalled for x in (alone, together)]
+    assert looked_up[1] == pytest.approx(looked_up[0], rel=0.01) and looked_up[0] > 0
+
+
+def test_what_tokens_look_up_is_counted(tiny, text):
+    """A token looks up four times the share at most, of each head."""
+    path = tiny("llama-gqa")
+    llm, without = (
+        load(path, after=text(1000), **LIMITS, kv_recall=share) for share in (0.05, 0.0)
+    )
+    assert llm.engine.store.memory().bytes_recalled == 0  # a prompt attends to all tokens
+    for token in text(10, seed=1):
+        before = llm.engine.store.memory().bytes_recalled
+        for one in (llm, without):
+            one.eval([token])
+        more = llm.engine.store.memory().bytes_recalled - before
+        assert 0 < more <= 0.2 * llm.engine.bytes_full(1000)
+    assert without.engine.store.memory().bytes_recalled == 0
+    llm.reset()
+    assert llm.engine.store.memory().bytes_recalled == 0
+
+
 def test_the_index_counts_as_a_part_of_the_cache(tiny, text):
     path, tokens, limits = tiny("llama-gqa"), text(1000), {**LIMITS, "kv_ratio": 0.3}
     without, llm = (

@@ -98,6 +98,7 @@ class CMemoryInfo(Structure):
             "can_go_back",
             "went_back",
             "n_alike",
+            "bytes_recalled",
         )
     ]
 

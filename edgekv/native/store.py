@@ -66,8 +66,8 @@ class MemoryInfo:
     and at the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it,
     and tokens in the copy (-1: there is none); of the archive its bytes, whether prompts are read
     behind it, whether the conversation can go back to any token, and whether it did; tokens that
-    the next step may have so that rows are rounded behind the same ones as by steps of one. See
-    edgekv.h.
+    the next step may have so that rows are rounded behind the same ones as by steps of one; bytes
+    that tokens looked up in the archive. See edgekv.h.
     """
 
     n_past: int
@@ -83,6 +83,7 @@ class MemoryInfo:
     can_go_back: int = 0
     went_back: int = 0
     n_alike: int = 0
+    bytes_recalled: int = 0
 
     @property
     def fixed(self) -> int:

@@ -161,6 +161,7 @@ struct edgekv_memory_info {
     // tokens that the next step may have so that rows are rounded, and move, behind the same tokens
     // as if each had a step of its own
     int64_t n_alike;
+    int64_t bytes_recalled; // that tokens looked up in the archive since the conversation began
 };
 LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
 

@@ -232,7 +232,8 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
             (int64_t) edgekv_recurrent_bytes(ctx->get_memory()), (int64_t) m.mark.n_bytes(),
             m.n_mark, s.archive ? s.archive->n_bytes() : 0,
             s.archive ? (int64_t) s.archive->n_bytes_memory() : 0, s.has_archive(), s.can_go_back(),
-            s.archive && s.archive->went_back, s.n_alike() };
+            s.archive && s.archive->went_back, s.n_alike(),
+            s.archive ? s.archive->n_bytes_recalled() : 0 };
     });
 }
 

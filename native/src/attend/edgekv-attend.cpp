@@ -34,8 +34,8 @@ struct attend_input : llm_graph_input_i {
         // read by the CPU kernel while it runs
         float scale = 1, cap = 0;
         int n_tokens = 0, parts = 1;
-        const edgekv_archive * archive = nullptr; // one more part is recalled from it
-        std::vector<int32_t> start; // first visible row of each token (sliding window)
+        edgekv_archive * archive = nullptr; // one more part is recalled from it
+        std::vector<int32_t> start;         // first visible row of each token (sliding window)
         // of a token's parts, the recalled one included
         size_t n_floats() const {
             return (size_t) (parts + (archive != nullptr)) * l->n_head * (2 + l->d_v);
@@ -127,6 +127,22 @@ edgekv_rows rows_until(const edgekv_rows & all, int n_after, std::vector<int32_t
     return rows;
 }
 
+// the last part of each token: what it recalls. Each finds its rows as if it was alone
+void recall_part(const attend_input::per_layer & pl, const edgekv_rows & rows,
+    const edgekv_queries & qs, float * dst, int ith, int nth) {
+    const int n_query = rows.n_head / rows.n_head_kv, n_heads = rows.n_head_kv;
+    float * out = dst + (size_t) pl.parts * rows.n_head * (2 + rows.d_v);
+    for (int i = ith; i < pl.n_tokens * n_heads; i += nth) {
+        const int t = i / n_heads, k = i % n_heads, h = k * n_query;
+        edgekv_recalled a = pl.archive->recalled(*pl.l, k);
+        a.scale = rows.scale;
+        a.softcap = rows.softcap;
+        pl.archive->count(a,
+            edgekv_cpu().recall(&a, qs.q + t * qs.stride_t + h * qs.stride_h, qs.stride_h, n_query,
+                out + t * pl.n_floats() + (size_t) h * (2 + rows.d_v)));
+    }
+}
+
 // src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [2 + d_v, n_head, n_tokens, parts], of few
 // tokens [2 + d_v, n_head, parts, n_tokens]
 void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -156,17 +172,7 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
         edgekv_cpu().attend_part(
             &own, &one, (float *) dst->data + t * pl.n_floats(), i % pl.parts, pl.parts);
     }
-    if (!pl.archive) return;
-    const int n_query = rows.n_head / rows.n_head_kv;
-    float * out = (float *) dst->data + (size_t) pl.parts * rows.n_head * (2 + rows.d_v);
-    for (int k = ith; k < rows.n_head_kv; k += nth) {
-        edgekv_recalled a = pl.archive->recalled(*pl.l, k);
-        a.scale = rows.scale;
-        a.softcap = rows.softcap;
-        const int h = k * n_query;
-        edgekv_cpu().recall(
-            &a, qs.q + h * qs.stride_h, qs.stride_h, n_query, out + (size_t) h * (2 + rows.d_v));
-    }
+    if (pl.archive) recall_part(pl, rows, qs, (float *) dst->data, ith, nth);
 }
 
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -253,7 +259,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     pl.cap = edgekv_softcap(g);
     pl.n_tokens = (int) n_tokens;
     pl.parts = edgekv_n_parts(each_alone(n_tokens) ? 1 : n_tokens);
-    if (n_tokens == 1 && store->archive && store->archive->recalls(l))
+    if (each_alone(n_tokens) && store->archive && store->archive->recalls(l))
         pl.archive = store->archive.get();
     const bool on_cpu = ggml_backend_buft_is_host(l.buft);
     if (n_tokens <= edgekv_table::MAX_TOKENS &&

@@ -121,8 +121,9 @@ struct edgekv_recalled {
 // of up to n_groups; how many there are. Of `a` n, sizes, rows and residents count
 GGML_BACKEND_API int edgekv_cpu_recall_groups(const struct edgekv_recalled * a, int n_groups,
     uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members);
-// q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend
-GGML_BACKEND_API void edgekv_cpu_recall(
+// q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend.
+// Returns how many rows it looked up
+GGML_BACKEND_API int edgekv_cpu_recall(
     const struct edgekv_recalled * a, const float * q, int64_t stride, int n_query, float * out);
 
 // Column statistics, indexed by the row number in the layer (first[k] + j). Null = not wanted.

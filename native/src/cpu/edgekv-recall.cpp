@@ -108,7 +108,7 @@ void load(const edgekv_recalled & a, bool keys, size_t first, int n, workspace &
 
 } // namespace
 
-void edgekv_cpu_recall(
+int edgekv_cpu_recall(
     const edgekv_recalled * recalled, const float * q, int64_t stride, int n_query, float * out) {
     static thread_local workspace w;
     const auto & a = *recalled;
@@ -152,6 +152,7 @@ void edgekv_cpu_recall(
         }
         tile_mad(w.tile.data(), w.from.data(), n_query, some, a.d_v, w.at.data());
     }
+    return n_rows;
 }
 
 // ---- groups

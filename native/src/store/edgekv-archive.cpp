@@ -45,7 +45,8 @@ edgekv_archive::edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> 
 edgekv_archive::edgekv_archive(const edgekv_archive & a)
     : owner(a.owner), n_tokens(a.n_tokens), n_known(a.n_known), went_back(a.went_back),
       n_ctx(a.n_ctx), recall(a.recall), places(a.places), labels(a.labels),
-      bytes_token(a.bytes_token), file(a.file), label_file(a.label_file), index(a.index) {
+      bytes_token(a.bytes_token), bytes_recalled(a.bytes_recalled.load()), file(a.file),
+      label_file(a.label_file), index(a.index) {
     file->n_shared = std::max(file->n_shared, n_tokens);
 }
 
@@ -208,6 +209,10 @@ edgekv_recalled edgekv_archive::recalled(const edgekv_layer & l, int head) const
     edgekv_recalled a = rows_of(l, head);
     index[l.il][head].fill(a, recall);
     return a;
+}
+
+void edgekv_archive::count(const edgekv_recalled & a, int n_rows) {
+    bytes_recalled += n_rows * (int64_t) (a.nb_k + a.nb_v);
 }
 
 size_t edgekv_archive::n_bytes_memory() const {

@@ -7,6 +7,7 @@
 #include "edgekv-index.h"
 #include "edgekv-layer.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,8 +48,11 @@ struct edgekv_archive {
     // whether a token has something to recall in a layer, and what, of one head
     bool recalls(const edgekv_layer & l) const { return recall > 0 && l.selects(); }
     edgekv_recalled recalled(const edgekv_layer & l, int head) const;
-    int64_t n_bytes() const;       // of n_tokens tokens
-    size_t n_bytes_memory() const; // of the index
+    // rows of them that a token looked up; from several threads
+    void count(const edgekv_recalled & a, int n_rows);
+    int64_t n_bytes_recalled() const { return bytes_recalled; } // since the conversation began
+    int64_t n_bytes() const;                                    // of n_tokens tokens
+    size_t n_bytes_memory() const;                              // of the index
 
     // All rows as pieces, for who saves them: bytes of the i-th, -1 behind the last. Of an archive
     // that is filled from pieces n_tokens says how many come; rows that are no numbers are refused
@@ -83,6 +87,7 @@ private:
     std::vector<std::vector<place>> places; // [n_layer]: of K, and of V if it has rows of its own
     std::vector<int64_t> labels; // [n_layer]: where they begin in their file, n_ctx a head
     int64_t bytes_token = 0;
+    std::atomic<int64_t> bytes_recalled { 0 };
     std::shared_ptr<edgekv_archive_file> file, label_file;
     std::vector<std::vector<edgekv_index>> index; // [n_layer][n_head_kv]
 };
