@@ -24,7 +24,7 @@ from edgekv.methods.kvzap import KVzap
 from edgekv.methods.late import LATE, Late
 from edgekv.model.facts import model_info
 from edgekv.profiles.places import cached
-from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, Distance, Winner, Winners, parse
+from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, RECALL, Distance, Winner, Winners, parse
 from tests import models
 from tests.engine import TYPES
 from tests.test_cli import call
@@ -35,7 +35,7 @@ NEAR = Distance(0.004, 0.02)
 FAR = Distance(0.03, 0.5)
 FOUND = Winners(
     (
-        Winner(0.1, PLAIN, "q8_0", "q4_0", FAR, FAR),
+        Winner(0.1, PLAIN, "q8_0", "q4_0", FAR, FAR, NEAR),
         Winner(0.2, METHODS[0], "q8_0", "q5_1", NEAR, FAR),
         Winner(0.5, METHODS[2], "q8_0", "q8_0", NEAR, FAR),
     ),
@@ -88,6 +88,21 @@ def test_a_ratio_follows_the_nearest_one(ratio, nearest):
     assert Winners().at(ratio) is None and Winners().line(ratio) == ""
 
 
+def test_a_profile_from_before_recall_still_opens():
+    older = json.loads(FOUND.text())
+    for one in older["found"]:
+        del one["recall"]
+    found = parse(json.dumps(older))
+    assert found.at(0.1) == replace(FOUND.at(0.1), recall=None)
+    assert found.at(0.1).recall_gain is None
+
+
+def test_how_many_times_as_near_recall_came():
+    """By both kinds of tokens: 7.5 and 25 times."""
+    assert FOUND.at(0.1).recall_gain == pytest.approx((7.5 * 25) ** 0.5)
+    assert "nats from the full cache; with recall: 0.004; q4_0" in FOUND.line(0.1)
+
+
 def test_the_line_has_the_number_and_that_of_q4_0():
     assert FOUND.line(0.2) == LINE
     assert replace(FOUND, q4_0=None).line(0.2) == LINE.partition(";")[0]
@@ -116,6 +131,10 @@ WINNER = json.loads(FOUND.text())["found"][0]
         record(found=[WINNER | {"distance": {"text": -1, "answers": 0}}]),
         record(found=[WINNER | {"distance": {"text": float("nan"), "answers": 0}}]),
         record(found=[WINNER | {"distance": {"text": "0.1", "answers": 0}}]),
+        record(found=[WINNER | {"recall": 0.01}]),
+        record(found=[WINNER | {"recall": {"text": -1, "answers": 0}}]),
+        record(found=[WINNER | {"recall": {"text": 0.1}}]),
+        record(found=[list(WINNER)]),
         record(q4_0={}),
         record(n_tokens=-1),
         record(n_tokens=1.5),
@@ -196,6 +215,48 @@ def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
             said.append(log_softmax(np.concatenate(list(predict(llm, text.fed)))))
     far = contest.divergence(*said)[: text.n_next].mean()
     assert far == pytest.approx(one.distance.text, rel=0.02)
+
+
+def test_recall_is_as_near_as_a_chat_that_writes_one_token_at_a_time(learned, monkeypatch):
+    monkeypatch.setattr(contest, "N_READ", 1280)
+    model, _, path = learned
+    with probe_profile.load(model, 128, n_threads=1) as llm:
+        one = contest.hold(llm, str(path)).at(0.2)
+        assert not llm.engine.archives[0]
+        text = contest.text(llm)
+        contest.store_as(llm, "f16")
+        reading = contest.Reading(llm, text.read, [])
+        reading.compress(get("full"), llm.settings)
+        whole = np.concatenate([contest.log_softmax(x) for x in contest.predict(llm, text.fed)])
+    types = dict(type_k=TYPES[one.type_k], type_v=TYPES[one.type_v])
+    cache = dict(kv_ratio=0.2, kv_method=one.method, kv_profile=str(path), kv_recall=RECALL)
+    with edgekv.Llama(model, n_ctx=2048, n_threads=1, verbose=False, **cache, **types) as llm:
+        llm.eval(list(text.read))
+        stats = llm.kv_stats()
+        assert stats.n_bytes_used <= 0.201 * stats.n_bytes_full
+        said = []
+        for token in text.fed:
+            llm.eval([token])
+            said.append(llm.logits().copy())
+    far = contest.divergence(whole, contest.log_softmax(np.stack(said)))
+    assert far[: text.n_next].mean() == pytest.approx(one.recall.text, rel=0.02)
+
+
+def test_where_an_index_leaves_no_room_for_tokens_recall_is_not_tried(learned):
+    model, _, path = learned
+    with probe_profile.load(model, 128, n_threads=1) as llm:
+        assert contest.hold(llm, str(path)).at(0.1).recall is None
+
+
+@pytest.mark.parametrize(("gain", "n_tried"), [(contest.CLOSE - 0.1, 1), (contest.CLOSE + 0.1, 3)])
+def test_recall_is_tried_at_a_larger_ratio_if_it_brought_much(monkeypatch, gain, n_tried):
+    held = object.__new__(contest._Contest)
+    monkeypatch.setattr(
+        held, "_recalled", lambda one: Distance(FAR.text / gain, FAR.answers / gain), raising=False
+    )
+    winners = [Winner(ratio, PLAIN, "q8_0", "q8_0", FAR, FAR) for ratio in sorted(RATIOS)]
+    tried = [one.recall is not None for one in held._with_recall(winners)]
+    assert tried == [i < n_tried for i in range(3)]
 
 
 def competed(model: str, path: str) -> dict[contest.Entrant, Distance]:

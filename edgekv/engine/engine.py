@@ -65,12 +65,25 @@ class Engine:
         """Some layers are recurrent."""
         self.can_cut = True
         """No prompt has shown yet that the model's graph cannot be cut into layers."""
+        self.archives: tuple[bool, float] = (False, 0.0)
+        """Whether conversations that begin have an archive, and the share that is recalled."""
+        self._index_bits: int | None = None
         self.turn = self.fresh_turn()
-        if settings.archive_folder is not None:
-            self._begin_archive(settings.archive_folder)
+        if (folder := settings.archive_folder) is not None:
+            self.begin_archive(folder)
+            if lies_in_memory(folder):
+                log.warning(
+                    "edgekv: the archive takes memory, because %s is a tmpfs: name a folder on a"
+                    " disk (--kv-archive)",
+                    folder,
+                )
 
-    def _begin_archive(self, folder: str) -> None:
-        """Raises BadInput where there can be no archive, or its index alone is too large."""
+    def begin_archive(self, folder: str) -> None:
+        """Conversations that begin from now on have an archive, and recall what the settings say.
+
+        Raises Unsupported for a model that cannot, BadInput where there can be no file or the index
+        alone is too large.
+        """
         index, full = self.index_bytes(4096), self.bytes_full(4096)
         if self.settings.ratio < 1 and index >= self.settings.ratio * full:
             raise BadInput(
@@ -89,12 +102,7 @@ class Engine:
             raise
         except EdgeKVError as error:
             raise BadInput(f"{error}; name another folder with --kv-archive") from None
-        if lies_in_memory(folder):
-            log.warning(
-                "edgekv: the archive takes memory, because %s is a tmpfs: name a folder on a disk"
-                " (--kv-archive)",
-                folder,
-            )
+        self.archives, self._index_bits = (True, self.settings.recall), self.index_bits
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -453,13 +461,20 @@ class Engine:
 
     @property
     def index_bits(self) -> int:
-        """Of the index by which tokens are recalled, for each 64 values of a key."""
-        return bits_for(min(self.settings.ratio, 1.0))
+        """Of the index by which tokens are recalled, for each 64 values of a key: by the ratio with
+        which archives began.
+        """
+        return self._index_bits or bits_for(min(self.settings.ratio, 1.0))
 
     def index_bytes(self, n_tokens: int) -> int:
         """Bytes of that index; 0 if there is none."""
         layers = (self.store.layers[il] for il in self.full_layers)
         return index_bytes(layers, n_tokens, self.index_bits) if self.settings.recall else 0
+
+    @property
+    def least_with_index(self) -> int:
+        """Tokens that stay beside an index, however much of the bytes that takes."""
+        return self.settings.min_tokens // 2
 
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
@@ -488,7 +503,7 @@ class Engine:
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory - index, s.tail, s.window, s.sink))
         elif s.tokens is None and s.table is None:
-            least = min(n_rows, s.min_tokens // 2 if index else s.min_tokens)
+            least = min(n_rows, self.least_with_index if index else s.min_tokens)
             n_rows = max(n_rows - int(-(-index // max(row * n_heads, 1))), least)
         merge = s.preset.merge if s.table is None else None
         window = merge.window(n_rows, s.window) if isinstance(merge, CentroidMerge) else s.window

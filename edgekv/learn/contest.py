@@ -15,8 +15,12 @@ little, since where it brings much the type between the two brings hardly more; 
 in q4_0; and with K in q4_1 where those were nearer than keys of 8 bits. A full q4_0 cache is
 measured beside them.
 
-Work: five times N_READ tokens are read, and about 18 times 200 tokens are fed. That are 10,000
-tokens, whatever the model; V in q5_1 adds some, and so does K in q4_1.
+Each ratio's winner is then tried with recall (docs/recall.md) in the same bytes: tokens are fed as
+if they were written, so all look up what they need. In a chat a question is nearer than that. At a
+larger ratio recall brings less, so it is tried there only if it brought CLOSE at the one before.
+
+Work: seven times N_READ tokens are read, and about 20 times 200 tokens are fed. That are 13,000
+tokens, whatever the model; V in q5_1 adds some, and so do K in q4_1 and recall at 0.5.
 """
 
 from __future__ import annotations
@@ -30,13 +34,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base import folders
 from edgekv.base.stats import Progress
 from edgekv.choice.choose import choose
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.learn.cache_type import store_as
 from edgekv.learn.calibration import TEXTS
 from edgekv.learn.divergence import divergence, log_softmax
-from edgekv.learn.reading import Reading, predict
+from edgekv.learn.reading import Reading, predict, written
 from edgekv.learn.work import Work
 from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
@@ -48,6 +53,7 @@ from edgekv.profiles.winners import (
     OFFLINE,
     PLAIN,
     RATIOS,
+    RECALL,
     TYPES,
     Distance,
     Winner,
@@ -68,7 +74,7 @@ N_NEXT = 96
 """Tokens of the last text's continuation that are judged."""
 N_FED = 200
 """Tokens that are judged, about."""
-N_READINGS, N_TRIES = 5, 18
+N_READINGS, N_TRIES = 7, 20
 CLOSE = 1.5
 """A candidate that is judged to be this much further away than the best one may be nearer with
 other cache types: 200 tokens do not tell them apart.
@@ -179,7 +185,7 @@ class _Contest:
             for other in kinds[1:-1]:
                 self._try(other, [(name, r) for name, r in close if self._promises(other, r)])
         return Winners(
-            tuple(self._winner(ratio) for ratio in sorted(RATIOS)),
+            self._with_recall([self._winner(ratio) for ratio in sorted(RATIOS)]),
             self._four() if can_have(shape, (FOUR, FOUR)) else None,
             len(self._text.read),
             len(self._text.fed),
@@ -225,7 +231,10 @@ class _Contest:
         self._tell(len(fed))
 
     def _distance(self, reading: Reading, name: str, ratio: float) -> Distance:
-        blocks = zip(self._whole, self._predict(reading, name, ratio), strict=True)
+        return self._far(self._predict(reading, name, ratio))
+
+    def _far(self, predicted: Iterator[NDArray[np.float32]]) -> Distance:
+        blocks = zip(self._whole, predicted, strict=True)
         far = np.concatenate([divergence(*both) for both in blocks])
         n = self._text.n_next
         return Distance(float(far[:n].mean()), float(far[n:].mean()))
@@ -255,6 +264,46 @@ class _Contest:
         best = self._best(ratio)
         k, _, v = best.kind.partition("/")
         return Winner(ratio, best.method, k, v or k, self.found[best], self._plain(ratio))
+
+    def _with_recall(self, winners: Sequence[Winner]) -> tuple[Winner, ...]:
+        """winners: of rising ratios."""
+        found, gain = list[Winner](), None
+        for one in winners:
+            if gain is None or gain >= CLOSE:
+                one = replace(one, recall=self._recalled(one))
+                gain = one.recall_gain
+            found.append(one)
+        return tuple(found)
+
+    def _recalled(self, winner: Winner) -> Distance | None:
+        """How near the winner comes with recall; None where the model's tokens cannot be recalled,
+        the index leaves too little of the bytes, or there can be no file.
+        """
+        llm, read = self._llm, list(self._text.read)
+        store_as(llm, kind(*winner.types))
+        engine = llm.engine
+        assert engine is not None
+        preset = replace(self._presets[winner.method], merge=None)
+        engine.settings = replace(
+            llm.settings, preset=preset, ratio=winner.ratio, recall=RECALL, tail=1 << 30
+        )
+        if engine.plan(len(read)).n_rows <= engine.least_with_index:
+            return None
+        try:
+            engine.begin_archive(str(folders.cache()))
+            llm.eval(read)
+            self._tell(len(read))
+            if engine.store.why_no_archive():  # no room on the disk
+                return None
+            found = self._far(map(log_softmax, written(llm, self._text.fed)))
+            self._tell(len(self._text.fed))
+            return found
+        except Cancelled:
+            raise
+        except EdgeKVError:
+            return None
+        finally:
+            store_as(llm, kind(*winner.types))  # a context without an archive
 
     def _four(self) -> Distance:
         return self._distance(self._read(FOUR, [], plain=True), FULL, 1.0)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.chat.drafts import MOST
 from edgekv.choice.settings import Settings
 from edgekv.conversation import state
 from edgekv.engine.observer import QueryObserver
@@ -194,6 +195,19 @@ def predict(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
 
 BLOCK = 32
 """Tokens whose logits are looked at together: those of a large vocabulary take a MiB each."""
+
+
+def written(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+    """Append tokens as if the model had written them, so that each recalls what it needs; logits
+    as of `predict`.
+    """
+    for i in range(0, len(tokens), BLOCK):
+        block: list[NDArray[np.float32]] = []
+        for j in range(i, min(i + BLOCK, len(tokens)), 1 + MOST):
+            part = list(tokens[j : min(j + 1 + MOST, i + BLOCK)])
+            llm.check(part[0], part[1:])
+            block += [llm.logits(n).copy() for n in range(-len(part), 0)]
+        yield np.stack(block)
 
 
 def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:

@@ -37,6 +37,8 @@ OLDER_TYPES = (("q5_1", "q4_0"),)
 """Those that took part once; profiles of then name them."""
 RATIOS = (0.5, 0.2, 0.1)
 """At which they compete."""
+RECALL = 0.05
+"""The share that new tokens look up (`kv_recall`) where a winner is tried with recall."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class Distance:
 
 @dataclass(frozen=True)
 class Winner:
-    """What came nearest at one ratio, and how near; plain: how near PLAIN came."""
+    """What came nearest at one ratio, and how near; plain: how near PLAIN came; recall: how near
+    the same came in the same bytes, of which an index took some, with recall of RECALL. None: that
+    was not measured.
+    """
 
     ratio: float
     method: str
@@ -66,10 +71,20 @@ class Winner:
     type_v: str
     distance: Distance
     plain: Distance
+    recall: Distance | None = None
 
     @property
     def types(self) -> tuple[str, str]:
         return self.type_k, self.type_v
+
+    @property
+    def recall_gain(self) -> float | None:
+        """How many times as near it came with recall, the geometric mean over both kinds of
+        tokens.
+        """
+        if self.recall is None:
+            return None
+        return math.sqrt(self.distance.judged / max(self.recall.judged, 1e-12))
 
 
 @dataclass(frozen=True)
@@ -88,8 +103,8 @@ class Winners:
 
     def __post_init__(self) -> None:
         ratios = [one.ratio for one in self.found]
-        distances = [x for one in self.found for x in (one.distance, one.plain)]
-        distances += [self.q4_0] if self.q4_0 else []
+        measured = [x for one in self.found for x in (one.distance, one.plain, one.recall)]
+        distances = [x for x in (*measured, self.q4_0) if x is not None]
         if not (
             len(set(ratios)) == len(ratios)
             and set(ratios) <= set(RATIOS)
@@ -117,7 +132,8 @@ class Winners:
             return ""
         q4_0 = f"; q4_0: {self.q4_0.text:.2g}" if self.q4_0 else ""
         near = f"{one.distance.text:.2g} nats from the full cache"
-        return f"{one.ratio:g} on this model: {near}{q4_0}"
+        recall = f"; with recall: {one.recall.text:.2g}" if one.recall else ""
+        return f"{one.ratio:g} on this model: {near}{recall}{q4_0}"
 
     def lines(self) -> Sequence[str]:
         """For each ratio the number and what won."""
@@ -140,14 +156,22 @@ def parse(text: str) -> Winners:
         return Winners(
             found, q4_0, _number(record["n_tokens"], int), _number(record["n_judged"], int)
         )
-    except (KeyError, TypeError, RecursionError, OverflowError):
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError("no contest") from None
 
 
 def _winner(record: dict[str, Any]) -> Winner:
-    names = (record[key] for key in ("method", "type_k", "type_v"))
-    distances = (_distance(record[key]) for key in ("distance", "plain"))
-    return Winner(_number(record["ratio"]), *names, *distances)
+    distance, plain = (_distance(record[key]) for key in ("distance", "plain"))
+    recall = record.get("recall")  # older profiles say nothing of it
+    return Winner(
+        _number(record["ratio"]),
+        record["method"],
+        record["type_k"],
+        record["type_v"],
+        distance,
+        plain,
+        None if recall is None else _distance(recall),
+    )
 
 
 def _distance(record: dict[str, Any]) -> Distance:
