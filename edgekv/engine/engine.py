@@ -209,6 +209,7 @@ class Engine:
                 p.run(il)
                 if info.selects:
                     yield p
+            self.turn.hidden_states = p.hidden()
             if stays:
                 p.end()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekv import native
 from edgekv.base.stats import StageClock
 from edgekv.engine.past import Past
@@ -24,6 +27,8 @@ class EngineTurn:
     """Bytes at the last prompt's peak and of its full f16 cache, if that is less."""
     working: int = 0
     """The most that the centroid merge worked with, in bytes, since the conversation began."""
+    hidden_states: NDArray[np.float32] | None = None
+    """[n, n_embd] of the last prompt's last tokens, see `native.Prefill.hidden`."""
     reading: native.Prefill | None = None
     """The prompt that is being read."""
     lost_archive: bool = False

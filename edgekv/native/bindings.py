@@ -24,7 +24,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 25
+ABI = 26
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -173,6 +173,9 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("trim_heap", None),
     ("next_context", None, c_bool),
     ("why_unsupported", c_char_p, P),
+    ("why_no_heads", c_char_p, P),
+    ("keep_hidden", None, P, c_bool, I32),
+    ("hidden_ith", F32P, P, I32),
     ("model_n_head_kv", I32, P, I32),
     ("model_hidden_width", I32, P),
     ("model_product_bytes", c_int64, P, c_int64, c_bool),
@@ -228,6 +231,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("prefill_rotation", c_int, P, I32, F32P),
     ("prefill_keep", c_int, P, I32P, I32P),
     ("prefill_shrink", c_int, P, I32, I32P),
+    ("prefill_hidden", I32, P, F32P),
     ("prefill_end", c_int, P),
     ("prefill_pause", c_int, P),
     ("prefill_resume", c_int, P),

@@ -180,6 +180,16 @@ class Prefill:
         check(status)
         self.il = il
 
+    def hidden(self) -> NDArray[np.float32]:
+        """float32 [n, n_embd]: hidden states of the prompt's last tokens, once the last layer has
+        run, where `edgekv.native.mtp.keep_hidden` has asked for them.
+        """
+        model = llama_cpp.llama_get_model(self._store.ctx)
+        n = lib.edgekv_prefill_hidden(self._p, None)
+        out = np.empty((n, llama_cpp.llama_model_n_embd_out(model)), np.float32)
+        lib.edgekv_prefill_hidden(self._p, f32(out))
+        return out
+
     def pause(self) -> None:
         """Inside of `progress`: the conversation is as before the prompt, until `resume`, and may
         wait in a `Place` while others use the context.

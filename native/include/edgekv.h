@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 25 // changes with any signature or struct below
+#define EDGEKV_ABI 26 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -234,6 +234,17 @@ LLAMA_API int edgekv_make_plain(struct llama_context * ctx);
 // room that no row uses goes back to the allocator
 LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
 
+// ---- heads for further tokens (MTP), in a context of their own: LLAMA_CONTEXT_TYPE_MTP
+
+// why this model, loaded with load_mtp, has none that can be used here, or null
+LLAMA_API const char * edgekv_why_no_heads(const struct llama_model * model);
+// From now on steps keep hidden states as heads take them: of every token of the batch, or of those
+// with logits; and a prompt that is read layer by layer those of its last n_last tokens
+LLAMA_API void edgekv_keep_hidden(struct llama_context * ctx, bool every, int32_t n_last);
+// [n_embd_out] of a token of the last step: of its batch, or, as llama_get_logits_ith counts, of
+// those with logits; null if it has none
+LLAMA_API const float * edgekv_hidden_ith(struct llama_context * ctx, int32_t i);
+
 // ---- several conversations take turns in a context with a store
 
 struct edgekv_parked;
@@ -327,6 +338,9 @@ LLAMA_API int edgekv_prefill_drop_queries(struct edgekv_prefill * p, int32_t obs
 // included
 LLAMA_API int edgekv_prefill_rotation(
     const struct edgekv_prefill * p, int32_t n_future, float * out);
+// hidden states of the prompt's last tokens, see edgekv_keep_hidden, once the last layer has run:
+// how many there are. out: [n, n_embd_out], or null
+LLAMA_API int32_t edgekv_prefill_hidden(const struct edgekv_prefill * p, float * out);
 // K and V of the layer in work as f32, [old + n_tokens, d]; either may be null
 LLAMA_API int edgekv_prefill_rows(
     const struct edgekv_prefill * p, int32_t head, float * k, float * v);

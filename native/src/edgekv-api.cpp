@@ -4,6 +4,7 @@
 #include "edgekv-basis.h"
 #include "edgekv-error.h"
 #include "edgekv-grammar.h"
+#include "edgekv-heads.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
 #include "edgekv-kernels.h"
@@ -108,6 +109,10 @@ void edgekv_next_context(bool on) {
 }
 const char * edgekv_why_unsupported(const llama_model * model) {
     return model ? edgekv_unsupported(*model) : "there is no model";
+}
+
+const char * edgekv_why_no_heads(const llama_model * model) {
+    return model ? edgekv_no_heads(*model) : "there is no model";
 }
 
 int32_t edgekv_model_n_head_kv(const llama_model * model, int32_t il) {
@@ -551,6 +556,15 @@ int edgekv_prefill_work(const edgekv_prefill * p, double out[6]) {
             x.attention.n };
         std::copy(std::begin(all), std::end(all), &given(out));
     });
+}
+
+int32_t edgekv_prefill_hidden(const edgekv_prefill * p, float * out) {
+    if (!p || !p->prompt.ctx || p->prompt.n_hidden == 0) return 0;
+    const auto & all = p->prompt.last_hidden;
+    const size_t width = p->prompt.ctx->get_model().hparams.n_embd_out();
+    const size_t n = std::min<size_t>(all.size() / width, p->prompt.n_hidden);
+    if (out) std::copy(all.end() - n * width, all.end(), out);
+    return (int32_t) n;
 }
 
 double edgekv_product_peak(bool levels) {

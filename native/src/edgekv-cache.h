@@ -45,6 +45,7 @@ struct edgekv_memory {
     }
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
+    int64_t n_hidden = 0;            // last tokens of a prompt whose hidden states are wanted
     uint32_t n_several = 1;          // conversations that a step may have tokens of
     // Whose recurrent state is in a cell beside the context's, which is the first one. It stays
     // there from step to step

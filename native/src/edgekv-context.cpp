@@ -60,6 +60,14 @@ void edgekv_context::take_logits(
     ggml_backend_sched_synchronize(ctx.sched.get());
 }
 
+void edgekv_context::append_rows(llama_context & ctx, ggml_tensor * t, std::vector<float> & to) {
+    const size_t n_before = to.size();
+    to.resize(n_before + ggml_nelements(t));
+    ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), t);
+    ggml_backend_tensor_get_async(backend, t, to.data() + n_before, 0, ggml_nbytes(t));
+    ggml_backend_sched_synchronize(ctx.sched.get());
+}
+
 std::vector<float> edgekv_context::logits(const llama_context & ctx) {
     return { ctx.logits.data, ctx.logits.data + ctx.model.vocab.n_tokens() };
 }

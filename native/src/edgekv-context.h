@@ -26,6 +26,8 @@ struct edgekv_context {
     // the first n rows of a graph's logits are those of its outputs: the last one becomes the
     // context's, and all of them go to `every`, if it is not null. Some graphs have more rows
     static void take_logits(llama_context & ctx, ggml_tensor * logits, int64_t n, float * every);
+    // behind those that are there, the rows of a tensor that a graph has computed
+    static void append_rows(llama_context & ctx, ggml_tensor * t, std::vector<float> & to);
     // [n_vocab] of one token, which make_ready has made room for: a copy, and the way back
     static std::vector<float> logits(const llama_context & ctx); // throws std::bad_alloc
     static void put_logits(llama_context & ctx, const std::vector<float> & logits);

@@ -78,9 +78,10 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
     const bool alone = prompt.store->graph_attend || !prompt.on_cpu();
     const auto * recurrent = edgekv_recurrent_of(prompt.ctx->get_memory());
     const int32_t cleared = recurrent ? recurrent->rs_z : -1;
+    const bool has_hidden = prompt.has_hidden(c);
     for (auto & g : graphs) {
         if (!alone && g->n_tokens == c.n_tokens && g->n_outputs == c.n_outputs &&
-            g->cleared == cleared && g->observed == seen)
+            g->cleared == cleared && g->observed == seen && g->has_hidden == has_hidden)
             return *g;
     }
     graphs.push_back(std::make_unique<edgekv_graph>());
@@ -89,6 +90,7 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
     g.n_outputs = c.n_outputs;
     g.cleared = cleared;
     g.observed = seen;
+    g.has_hidden = has_hidden;
     g.res = std::make_unique<llm_graph_result>(edgekv_context::max_nodes(*prompt.ctx));
     building = &g;
     building_for = &c;

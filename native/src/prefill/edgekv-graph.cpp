@@ -111,9 +111,11 @@ static bool writes(const ggml_tensor & t) {
 }
 
 // Behind the last layer's K and V nobody reads what its tokens become, but for the prompt's last
-// one: of the others' nodes stays what writes, what observers want, and what these are made of.
+// one: of the others' nodes stays what writes, what observers and heads want, and what these are
+// made of.
 void edgekv_graph::drop_unread(std::vector<ggml_tensor *> & nodes) const {
     std::unordered_set<const ggml_tensor *> read(observing.begin(), observing.end());
+    if (has_hidden) read.insert(res->get_h_nextn());
     std::vector<ggml_tensor *> left;
     for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
         ggml_tensor * t = *it;

@@ -38,8 +38,9 @@ struct edgekv_graph {
     int64_t n_tokens = 0;
     int64_t n_outputs = 0; // of them, the last ones
     int32_t cleared = -1; // the recurrent state that begins anew, of the conversation's first chunk
-    edgekv_seen observed; // tokens of the chunk whose queries are captured
-    std::vector<int> cut; // [n_slice + 1] node where each slice begins
+    bool has_hidden = false;          // hidden states are wanted, as heads take them
+    edgekv_seen observed;             // tokens of the chunk whose queries are captured
+    std::vector<int> cut;             // [n_slice + 1] node where each slice begins
     std::vector<edgekv_slice> slices; // [n_slice]
     std::vector<ggml_tensor *> resid; // [n_slice - 1] hidden states behind each slice
     std::vector<ggml_op> resid_op;

@@ -64,6 +64,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     p.n_tokens = params.n_tokens;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
     p.logits = params.logits;
+    p.n_hidden = memory.n_hidden;
     if (params.most_work > 0) p.most_work = (size_t) params.most_work;
     // logits of a large vocabulary take a MiB each; so many tokens are enough for our products
     if (p.logits) p.n_ubatch = std::min<int64_t>(p.n_ubatch, EDGEKV_PRODUCT_MIN);
@@ -384,5 +385,6 @@ void edgekv_prefill::end() {
 
 void edgekv_prefill::note_peak() const {
     prompt.store->note_peak(before.n_bytes() + chunks.n_bytes() + slices.n_bytes() +
-        masks.n_bytes() + scratches.n_bytes() + observers.n_bytes() + keeper.n_bytes());
+        masks.n_bytes() + scratches.n_bytes() + observers.n_bytes() + keeper.n_bytes() +
+        prompt.last_hidden.capacity() * sizeof(float));
 }

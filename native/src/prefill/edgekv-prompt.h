@@ -40,9 +40,11 @@ struct edgekv_prompt {
     int64_t n_tokens = 0;            // of the prompt
     int64_t n_all = 0, n_rows = 0;   // with all pieces; with the longest piece
     float * logits = nullptr;        // [n_tokens, n_vocab] of every token, if they are wanted
-    int64_t n_ubatch = 0;            // of a chunk, at most
-    llama_pos pos0 = 0;              // of the first token
-    size_t most_work = SIZE_MAX;     // bytes, of products
+    int64_t n_hidden = 0; // of so many last tokens hidden states are wanted, as heads take them
+    mutable std::vector<float> last_hidden; // [.., n_embd_out] of those that were read
+    int64_t n_ubatch = 0;                   // of a chunk, at most
+    llama_pos pos0 = 0;                     // of the first token
+    size_t most_work = SIZE_MAX;            // bytes, of products
     // what attention multiplies may have the 8 bits of bf16, as products with weights do
     bool rounded = false;
     bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once
@@ -58,6 +60,10 @@ struct edgekv_prompt {
     int64_t outputs_of(int64_t first, int64_t n) const {
         const int64_t begin = logits ? 0 : n_tokens - 1;
         return std::max<int64_t>(0, std::min(first + n, n_tokens) - std::max(first, begin));
+    }
+    // whether hidden states of a chunk are wanted
+    bool has_hidden(const edgekv_span & c) const {
+        return c.first < n_tokens && c.first + c.n_tokens > n_tokens - n_hidden;
     }
     // with the rows of earlier turns that the prompt is read behind: those in the store, or, by
     // the archive, all

@@ -130,6 +130,8 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
         throw edgekv_error { EDGEKV_FAILED,
             "the disk is full: the hidden states could not be written" };
     if (in && is_last) hidden->drop(c.first, c.n_tokens);
+    if (auto * h = g.res->get_h_nextn(); h && is_last && g.has_hidden)
+        edgekv_context::append_rows(ctx, h, prompt.last_hidden);
     if (is_last && c.n_outputs > 0) {
         const int64_t n_vocab = ctx.get_model().vocab.n_tokens();
         float * every = prompt.logits ? prompt.logits + c.first * n_vocab : nullptr;
