@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from edgekv.errors import BadInput
 
-NONE, MODEL = "none", "draft-simple"
-TYPES = (NONE, "ngram-simple", "ngram-map-k", "ngram-mod", MODEL)
+NONE, MODEL, MTP = "none", "draft-simple", "draft-mtp"
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-mod")
+TYPES = (NONE, *NGRAMS, MODEL, MTP)
 """llama.cpp's names. All of its n-grams are one kind here."""
 MOST = 15
 """Tokens of a draft: with the token before them as many as have the same bits in a pass as alone
@@ -28,7 +29,8 @@ class Drafting:
 
     draft_model: the file of a smaller model with the same vocabulary, which is asked if nobody says
     a type; draft_n_max, draft_n_min: tokens of its drafts at most, and at least, else there is
-    none; draft_p_min: less likely it must not hold a guess. Raises BadInput.
+    none; draft_p_min: less likely it must not hold a guess; the same of the model's own heads.
+    Raises BadInput.
     """
 
     type: str = NONE
@@ -45,6 +47,10 @@ class Drafting:
             raise BadInput("drafts need 1 token or more: give a larger size")
         if min(self.draft_n_max, self.draft_n_min) < 0 or not 0 <= self.draft_p_min <= 1:
             raise BadInput("tokens of a draft are counted from 0, and a probability is at most 1")
+        if MTP in self.types and (self.draft_model or MODEL in self.types):
+            raise BadInput(
+                f"drafts of the type {MTP} are the model's own: leave {MODEL} and -md out"
+            )
         if MODEL in self.types and not self.draft_model:
             raise BadInput(f"drafts of the type {MODEL} are a model's: give it with -md")
         if self.draft_model and MODEL not in self.types:

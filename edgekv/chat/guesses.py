@@ -1,16 +1,21 @@
-"""Drafts of one answer by a smaller model: how long they are, and when there is none."""
+"""Drafts of one answer by a smaller model, or by a model's own heads: how long they are, and when
+there is none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekv.chat.drafts import Costs, Drafting, paying
 from edgekv.errors import Cancelled, EdgeKVError
 
 
 class Guesser(Protocol):
-    """A model that guesses what comes next: `edgekv.llama.draft_model`."""
+    """What guesses what comes next: `edgekv.llama.draft_model`, `edgekv.llama.mtp`."""
 
     def n_missing(self, tokens: Sequence[int], user: object) -> int:
         """Tokens of a text that it would have to read before it can guess."""
@@ -29,6 +34,12 @@ class Guesser(Protocol):
     def take(self, token: int) -> None:
         """Go on with a token."""
         ...
+
+
+def likeliest(logits: NDArray[np.float32]) -> tuple[int, float]:
+    """The likeliest token by logits [n_vocab], and its probability."""
+    token = int(logits.argmax())
+    return token, 1 / float(np.exp(logits - logits[token]).sum())
 
 
 class Guesses:

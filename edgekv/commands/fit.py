@@ -14,12 +14,13 @@ import click
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH, whole_ctx
 from edgekv.base.sizes import size_text
+from edgekv.chat.drafts import MTP, NONE, Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
-from edgekv.commands.options import grouped, kv_option
+from edgekv.commands.options import grouped, kv_option, spec_type
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import AUTO_STORES, COUNT, size
 from edgekv.errors import BadInput
@@ -165,12 +166,20 @@ wanted_options = grouped(
     metavar="MODEL",
     help="A draft model, which is loaded beside it.",
 )
+@option(
+    "--spec-type",
+    default="none",
+    metavar="TYPE",
+    callback=spec_type,
+    help=f"Drafts that are going to be made; {MTP} counts the model's own heads.",
+)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
     wanted: FitOptions,
     loading: Loading,
     model_draft: str | None,
+    spec_type: str,
     as_json: bool,
     **cache: Any,
 ) -> int:
@@ -190,6 +199,7 @@ def command(
     from edgekv.model.blueprint import Blueprint
 
     w, path = wanted, load.model_path(model)
+    drafting = Drafting(spec_type, draft_model=model_draft)
     place = Device.of(w.device, load.build_info()["devices"])
     total = place.free if w.memory_bytes is None else w.memory_bytes
     if total <= w.margin_bytes:
@@ -207,11 +217,13 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(terminal.busy("planning"))
         blueprint = stack.enter_context(
-            Blueprint(path, w.ubatch_size, on_gpu=on_gpu, placed=placed)
+            Blueprint(path, w.ubatch_size, on_gpu, placed, with_mtp=MTP in drafting.types)
         )
-        draft = (
-            stack.enter_context(planner_of_draft(model_draft, w, on_gpu)) if model_draft else None
-        )
+        draft: Callable[[int, float], int] | None = None
+        if model_draft:
+            draft = stack.enter_context(planner_of_draft(model_draft, w, on_gpu)).beside
+        elif MTP in drafting.types:
+            draft = blueprint.mtp_bytes
         n_ctx = whole_ctx(w.ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train))
         wish = Wish(
             total - w.margin_bytes,
@@ -234,6 +246,7 @@ def command(
         words = [
             *(["-np", str(w.parallel)] if w.parallel > 1 else []),
             *(["-md", model_draft] if model_draft else []),
+            *(["--spec-type", spec_type] if spec_type != NONE else []),
             *loading.words(),
             *planned_words(cache, set(PLANNED) - EVICTING),
         ]
@@ -450,7 +463,7 @@ class Report:
             (f"queries and inputs{there}", mib(point.inputs)),
             ("compute buffers", mib(point.compute)),
             (f"the other answers under way{there}", mib(point.others)),
-            ("draft model and its cache", mib(point.draft)),
+            ("what drafts, and its cache", mib(point.draft)),
             ("process", mib(point.process)),
             ("at the peak", mib(point.peak)),
         ]

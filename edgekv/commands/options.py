@@ -16,7 +16,7 @@ import click
 
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
-from edgekv.chat.drafts import MOST, TYPES, Drafting, check_types
+from edgekv.chat.drafts import MOST, MTP, TYPES, Drafting, check_types
 from edgekv.choice.config import KVConfig, option_of
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
@@ -77,7 +77,7 @@ class SamplingOptions:
     ignore_eos: bool
 
 
-def _spec_type(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def spec_type(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Click callback: kinds of drafts. Raises BadInput."""
     return check_types(value)
 
@@ -218,10 +218,10 @@ DRAFTS: tuple[Decorator, ...] = (
         "--spec-type",
         default=Drafting.type,
         metavar="TYPE",
-        callback=_spec_type,
+        callback=spec_type,
         help=f"Guess tokens and check several at once: {', '.join(TYPES)}. All n-grams are one kind"
-        " here: what followed where the last tokens were the same. Of several, with commas, the"
-        " first that has a guess.",
+        f" here: what followed where the last tokens were the same; {MTP}: the model's own head. Of"
+        " several, with commas, the first that has a guess.",
     ),
     _option(
         "--spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-mod-n-match"

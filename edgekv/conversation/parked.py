@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.conversation import state
+from edgekv.conversation.hidden import HiddenStates
 from edgekv.conversation.state import State
 from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError
@@ -83,19 +84,23 @@ class Copy:
 
     taken: State
     reach: Reach
+    hidden: HiddenStates | None = None
 
     @property
     def n_bytes(self) -> int:
         archive = self.taken.archive
         index = archive.info.n_bytes_memory if archive else 0
-        return self.taken.n_bytes + _past_bytes(self.taken.past) + index
+        hidden = self.hidden.n_bytes if self.hidden else 0
+        return self.taken.n_bytes + _past_bytes(self.taken.past) + index + hidden
 
     @property
     def n_bytes_archive(self) -> int:
         return self.taken.archive.info.n_bytes if self.taken.archive else 0
 
     def put(self, llm: Holder) -> bool:
-        return state.put(llm, self.taken, is_ours=True)
+        fits = state.put(llm, self.taken, is_ours=True)
+        llm.turn.hidden = self.hidden.copy() if fits and self.hidden else None
+        return fits
 
     put_copy = put
 
@@ -120,6 +125,7 @@ class Aside:
     past: Past
     reach: Reach
     n_to_append: int = 0
+    hidden: HiddenStates | None = None
 
     def with_token(self, token: int, forgets: bool) -> Aside:
         """The same, behind a step that gave it a token more. forgets: see there."""
@@ -130,7 +136,8 @@ class Aside:
 
     @property
     def n_bytes(self) -> int:
-        return self.place.n_bytes + _past_bytes(self.past)
+        hidden = self.hidden.n_bytes if self.hidden else 0
+        return self.place.n_bytes + _past_bytes(self.past) + hidden
 
     @property
     def n_bytes_archive(self) -> int:
@@ -142,10 +149,11 @@ class Aside:
         except EdgeKVError:
             return False
         state.adopt(llm, self.tokens, self.past)
+        llm.turn.hidden = self.hidden
         return True
 
     def put_copy(self, llm: Holder) -> bool:
-        return state.put(llm, self.state(llm), is_ours=True)
+        return Copy(self.state(llm), self.reach, self.hidden).put_copy(llm)
 
     def state(self, llm: Holder) -> State:
         with shown(llm, self.place):
@@ -181,12 +189,12 @@ def park(llm: Holder) -> Parked:
     Raises EdgeKVError if its cache does not hold its tokens.
     """
     if llm.engine is None or llm.engine.offloaded:  # a device's memory is for the one that goes on
-        found: Parked = copied(llm)
+        found: Parked = replace(copied(llm), hidden=llm.turn.hidden)
     else:
         place, now, n = Place(llm.ctx), reach(llm), n_to_append(llm)
         tokens = llm.tokens
         place.swap(llm.ctx)
-        found = Aside(place, tokens, llm.engine.turn.past, now, n)
+        found = Aside(place, tokens, llm.engine.turn.past, now, n, llm.turn.hidden)
     llm.reset()
     return found
 
@@ -201,18 +209,19 @@ def n_to_append(llm: Holder) -> int:
     return min(kv.n_to_append(), llm.n_ctx() - llm.n_tokens)
 
 
-def copied(llm: Holder) -> Parked:
+def copied(llm: Holder) -> Copy:
     """A copy of the conversation of `llm`. Raises as `park`."""
     return Copy(state.take(llm), reach_of_copy(llm))
 
 
 def size(llm: Holder) -> int:
     """Bytes that the conversation of `llm` takes at most when it waits, its tokens apart."""
+    hidden = llm.turn.hidden.n_bytes if llm.turn.hidden else 0
     if llm.engine is None:
-        return int(llama_cpp.llama_state_seq_get_size(llm.ctx, 0))
+        return int(llama_cpp.llama_state_seq_get_size(llm.ctx, 0)) + hidden
     info, n_rows = llm.engine.store.memory(), int(llm.engine.kept().sum())
     n_bytes = info.bytes_now + info.bytes_recurrent + info.bytes_mark + n_rows * np.int32().nbytes
-    return n_bytes + _past_bytes(llm.engine.turn.past)
+    return n_bytes + _past_bytes(llm.engine.turn.past) + hidden
 
 
 def archive_size(llm: Holder) -> int:

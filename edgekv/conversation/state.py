@@ -140,7 +140,7 @@ def adopt(llm: Holder, tokens: NDArray[np.int32], past: Past | None) -> None:
     """The cache of `llm` holds these tokens now. past: what the engine is to know of them."""
     llm.input_ids[: len(tokens)] = tokens
     llm.n_tokens = len(tokens)
-    llm.has_logits, llm.turn.kept = False, None
+    llm.has_logits, llm.turn.kept, llm.turn.hidden = False, None, None
     if llm.engine is not None:
         llm.engine.turn.past = past or Past(ratio=llm.engine.settings.ratio)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgekv.conversation.hidden import HiddenStates
+
 
 @dataclass
 class Turn:
@@ -30,6 +32,8 @@ class Turn:
     """Tokens before the last draft was checked, and the state that recurrent layers had there; None
     for the state where the store has kept it.
     """
+    hidden: HiddenStates | None = None
+    """Those of its last tokens, where the model has heads that take them."""
     prefill_ms: float = 0.0
     """What reading the last prompt took."""
     stage_ms: dict[str, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.chat import completion, parts
-from edgekv.chat.drafts import MODEL, Drafts, First, Ngrams
+from edgekv.chat.drafts import NGRAMS, Drafts, First, Ngrams
 from edgekv.chat.guesses import Guesses
 from edgekv.chat.sampler import Sampler, Sampling
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
@@ -158,7 +158,7 @@ class Answering(Evaluation):
     def drafts(self) -> Drafts:
         """Those of an answer that begins."""
         drafting, kinds = self._kv_drafting, list[Drafts]()
-        if any(name != MODEL for name in drafting.types):
+        if not set(NGRAMS).isdisjoint(drafting.types):
             kinds.append(Ngrams(drafting, self.costs))
         if self.draft is not None:
             kinds.append(Guesses(drafting, self.costs, self.draft))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import edgekv.llama_cpp as llama_cpp
 from edgekv.base.beginnings import n_shared
+from edgekv.chat.guesses import likeliest
 from edgekv.choice.choose import AUTO, UNPREPARED
 from edgekv.choice.config import KVConfig
+from edgekv.conversation.pool import Conversations
 from edgekv.errors import BadInput
 from edgekv.profiles import find
 
@@ -87,6 +87,14 @@ class DraftModel:
         """Of its cache, and of conversations that wait."""
         return self.llm.kv_stats().n_bytes + (self.llm.pool.n_bytes if self.llm.pool else 0)
 
+    def set_n_threads(self, n_threads: int) -> None:
+        """CPU threads that write from now on."""
+        self.llm.set_n_threads(n_threads)
+
+    def take_turns(self, cache_ram: int | None) -> None:
+        """Conversations take turns from now on, in as much memory."""
+        Conversations(self.llm, cache_ram)
+
     def n_missing(self, tokens: Sequence[int], user: object) -> int:
         """See `Guesser`."""
         n = self._n_text if user is self._user else n_shared(tokens, self.llm.tokens)
@@ -123,9 +131,7 @@ class DraftModel:
 
     def likeliest(self) -> tuple[int, float]:
         """See `Guesser`."""
-        logits = self.llm.logits()[: self._n_vocab]
-        token = int(logits.argmax())
-        return token, 1 / float(np.exp(logits - logits[token]).sum())
+        return likeliest(self.llm.logits()[: self._n_vocab])
 
     def take(self, token: int) -> None:
         """See `Guesser`."""

@@ -16,10 +16,12 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.chat.drafts import MOST
 from edgekv.conversation import state
+from edgekv.conversation.hidden import HiddenStates
 from edgekv.conversation.parked import has_recurrent_layers
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.llama.loaded import LoadedModel
+from edgekv.native.mtp import WINDOW, hidden
 
 AS_BEFORE = "the conversation is as before"
 
@@ -165,6 +167,8 @@ class Evaluation(LoadedModel):
                     self._kv_report(i, len(tokens))
                 with _told_why(), self._kv_timed(end - i):
                     super().eval(tokens[i:end])
+                n_last = (end - i - 1) % self.n_batch + 1  # of the parent's last step
+                self._kv_keep_hidden(self.n_tokens - n_last, n_last)
                 self.turn.checkpoints.reached(self)
             if len(tokens) > 1:
                 self._kv_report(len(tokens), len(tokens))
@@ -258,6 +262,9 @@ class Evaluation(LoadedModel):
                 tokens,
                 lambda done, total: self._kv_report(n_before + share * n_all * done / total, n_all),
             )
+            rows, kv.turn.hidden_states = kv.turn.hidden_states, None
+            if rows is not None and len(rows):
+                self._kv_hidden().add(self.n_tokens + len(tokens) - len(rows), rows)
             self._kv_accept(tokens, n_logits=1)
             return
         self._kv_make_way(kv, len(tokens))
@@ -276,7 +283,19 @@ class Evaluation(LoadedModel):
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=logits_all)
         with _told_why(self._kv_outcome), self._kv_timed(len(tokens)):
             self._ctx.decode(self._batch)
+        self._kv_keep_hidden(self.n_tokens, len(tokens))
         self._kv_accept(tokens, n_logits=len(tokens) if logits_all else 1)
+
+    def _kv_hidden(self) -> HiddenStates:
+        if self.turn.hidden is None:
+            self.turn.hidden = HiddenStates()
+        return self.turn.hidden
+
+    def _kv_keep_hidden(self, begin: int, n_tokens: int) -> None:
+        """Keep what heads want of the last step, whose tokens stand at `begin` and behind it."""
+        if self.has_mtp:
+            rows = hidden(self.ctx, n_tokens, WINDOW)
+            self._kv_hidden().add(begin + n_tokens - len(rows), rows)
 
     @contextmanager
     def _kv_timed(self, n_tokens: int) -> Iterator[None]:

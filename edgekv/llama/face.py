@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgekv.conversation.turn import Turn
     from edgekv.engine.engine import Engine
     from edgekv.llama.draft_model import DraftModel
+    from edgekv.llama.mtp import MtpHeads
     from edgekv.model.adapters import Adapters
 
 
@@ -40,7 +41,7 @@ class Face(llama_cpp.Llama):
     """Its LoRA adapters."""
     n_tokens: int
     """Tokens of the conversation."""
-    draft: DraftModel | None
+    draft: DraftModel | MtpHeads | None
     """Guesses what it writes next."""
     _kv_stop: c_bool
 

@@ -50,8 +50,8 @@ class Llama(Answering):
     change. A profile is one of the model alone, whatever its adapters.
     spec_type, spec_ngram_size_n, spec_ngram_size_m: drafts by n-grams, as --spec-... of
     `edgekv chat` (docs/drafts.md). spec_draft_model, spec_draft_n_max, spec_draft_n_min,
-    spec_draft_p_min: the file of a draft model, and its options. draft_model: a source of your own,
-    as the parent's.
+    spec_draft_p_min: the file of a draft model, and its options, which are those of the model's own
+    heads, too (spec_type "draft-mtp"). draft_model: a source of your own, as the parent's.
     n_seq_max: sequences of a step of the context; with one more than there are conversations these
     may write together (`edgekv.native.Place.step`).
     kv_overrides: as the parent's; a value of another type than in the model's file is refused.
@@ -108,7 +108,7 @@ class Llama(Answering):
         with self.guard.use():
             super().reset()
             self.turn.checkpoints.clear()
-            self.turn.kept = None
+            self.turn.kept = self.turn.hidden = None
             if self.engine is not None:
                 self._ctx.kv_cache_clear()
                 self.engine.forget()
@@ -245,7 +245,7 @@ class Llama(Answering):
             n_batch = self.context_params.n_threads_batch
             native.llama_cpp.llama_set_n_threads(self.ctx, n_threads, n_batch)
             if self.draft is not None:
-                self.draft.llm.set_n_threads(n_threads)
+                self.draft.set_n_threads(n_threads)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As the parent's."""
@@ -271,6 +271,7 @@ class Llama(Answering):
                 raise DamagedState(
                     "this state is damaged or of another model; the conversation begins anew"
                 )
+            self.turn.hidden = None
             if self.engine is not None:
                 self.engine.forget()
 

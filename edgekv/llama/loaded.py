@@ -14,7 +14,7 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import size_text
-from edgekv.chat.drafts import Costs, Drafting
+from edgekv.chat.drafts import MTP, Costs, Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.choice.settings import Settings, resolve
 from edgekv.choice.stored import picked
@@ -29,12 +29,14 @@ from edgekv.library import logged_error
 from edgekv.llama.arguments import Arguments, signature
 from edgekv.llama.draft_model import DraftModel, cache_of, check_vocabulary
 from edgekv.llama.face import Face
+from edgekv.llama.mtp import MtpHeads
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
-from edgekv.model import adapters, facts, kind, metadata, placement, rpc
+from edgekv.model import adapters, facts, kind, metadata, mtp, placement, rpc
 from edgekv.model.words import Tokenizer
+from edgekv.native.mtp import keep_hidden, why_no_mtp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -112,6 +114,8 @@ class LoadedModel(Face):
         facts.check_gguf(path, self._kv_vocab_only)
         if not self._kv_vocab_only:
             kind.check(path, writes=not kwargs.get("embedding"))
+        if self.has_mtp:
+            mtp.check(path)
         self._kv_places: dict[str, Any] = {
             "override_tensor": override_tensor,
             "cpu_moe": cpu_moe,
@@ -155,6 +159,8 @@ class LoadedModel(Face):
         self._kv_finish(bool(kwargs.get("embedding")))
         if self._kv_drafting.draft_model and not self._kv_vocab_only:
             self._kv_load_draft(self._kv_drafting.draft_model, kwargs)
+        if self.has_mtp:
+            self._kv_load_heads()
 
     def _kv_load_draft(self, path: str, kwargs: dict[str, Any]) -> None:
         """Load the draft model, with the arguments that are the context's or the machine's. Raises
@@ -175,6 +181,21 @@ class LoadedModel(Face):
             self.close()
             raise
         self.draft = DraftModel(draft, self.n_vocab(), self.costs)
+
+    def _kv_load_heads(self) -> None:
+        """A context for the model's own heads. Raises BadInput, and closes this one, if there can
+        be none.
+        """
+        try:
+            why = why_no_mtp(self.model)
+            if why:
+                raise mtp.none(self.model_path, why)
+            keep_hidden(self.ctx)
+            self.draft = MtpHeads(self)
+            self._stack.callback(self.draft.close)
+        except EdgeKVError:
+            self.close()
+            raise
 
     def _kv_start(self, progress: Callable[[int, int], None] | None) -> None:
         """The state of an object that has read nothing."""
@@ -249,6 +270,11 @@ class LoadedModel(Face):
         return self._kv_drafting.is_on or self._kv_given_drafts is not None
 
     @property
+    def has_mtp(self) -> bool:
+        """Whether drafts are those of the model's own heads."""
+        return MTP in self._kv_drafting.types and not self._kv_vocab_only
+
+    @property
     def _sampler(self) -> Any:
         """The parent's, of one answer."""
         return self.turn.sampler
@@ -265,7 +291,7 @@ class LoadedModel(Face):
     @model_params.setter
     def model_params(self, params: Any) -> None:
         self._kv_model_params = params
-        params.use_extra_bufts = self._kv_repack
+        params.use_extra_bufts, params.load_mtp = self._kv_repack, self.has_mtp
         if self._kv_tensor_overrides is not None:
             params.tensor_buft_overrides = addressof(self._kv_tensor_overrides)
         if self._kv_devices is not None:
@@ -458,6 +484,8 @@ class LoadedModel(Face):
                 why = native.context_error() or error
                 raise EdgeKVError(f"no {kind} cache could be made: {why}") from error
         self.adapters.attach(fresh.ctx)
+        if self.has_mtp:
+            keep_hidden(fresh.ctx)
         return fresh
 
     def _kv_enter(self, context: Any, stores: bool) -> None:

@@ -115,7 +115,7 @@ class Point:
     limited: bool = False
     """`ratio` is what the limit for the cache leaves."""
     draft: int = 0
-    """The draft model with its cache, at its own peak."""
+    """The draft model with its cache, at its own peak, or what the model's own heads take."""
     others: int = 0
     """Of the other answers under way: their cache while they wait, which is in main memory on a GPU
     too, and cells of recurrent layers in the context.
@@ -153,11 +153,11 @@ class Planner:
         n_ubatch: int = N_UBATCH,
         on_gpu: bool = False,
         auto: Callable[[float], Preset] | None = None,
-        draft: Planner | None = None,
+        draft: Callable[[int, float], int] | None = None,
     ) -> None:
         """auto: what `auto` runs at a ratio where it picks the cache types too, at 1 where a limit
-        for the cache decides; without it `preset`. draft: of the draft model, of which the first
-        cache type is taken.
+        for the cache decides; without it `preset`. draft: bytes of what drafts, by context and
+        ratio.
         """
         self._draft = draft
         self.auto = cache(auto or (lambda ratio: preset))
@@ -199,7 +199,7 @@ class Planner:
             weights=b.weights - host,
             compute=context.compute,
             process=self.wish.process,
-            draft=self._draft.beside(n_ctx, ratio) if self._draft else 0,
+            draft=self._draft(n_ctx, ratio) if self._draft else 0,
             host_weights=host,
             picked=picked,
             stores=stores,
@@ -224,7 +224,9 @@ class Planner:
         return (self.wish.parallel - 1) * (n_bytes + recurrent) + (n_seq_max - 1) * recurrent
 
     def beside(self, n_ctx: int, ratio: float) -> int:
-        """Bytes of this model beside another one, with a cache that keeps the same share."""
+        """Bytes of this model beside another one, with a cache that keeps the same share, of the
+        first type.
+        """
         share = 1.0 if self.blueprint.why else ratio
         return self.point(n_ctx, share, self._possible_types()[0], AUTO).peak
 

@@ -8,6 +8,8 @@ large the buffers are that llama.cpp would allocate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from ctypes import c_bool
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,10 +17,11 @@ from edgekv import native
 from edgekv.base.defaults import N_UBATCH
 from edgekv.errors import EdgeKVError
 from edgekv.library import muted
-from edgekv.model import facts
+from edgekv.model import facts, mtp
 from edgekv.model.header import tensor_sizes
 from edgekv.model.placement import CPU, EXPERTS, Placement, on_host
 from edgekv.native import LayerInfo, ProductBytes, llama_cpp
+from edgekv.native.mtp import WINDOW, MtpContext, why_no_mtp
 
 TOKEN_TABLE = "token_embd.weight"
 
@@ -41,8 +44,9 @@ class Context:
 class Blueprint:
     """A model without weights. Use as a context manager. Raises BadInput if the file is no model.
 
-    placed: where its tensors would go. weights: bytes in the file; n_embd: values of a
-    hidden state between two layers; n_ctx_train; rows_alike: see `native.rows_alike`;
+    placed: where its tensors would go; with_mtp: it drafts with its own heads. weights: bytes in
+    the file; n_embd: values of a hidden state between two layers; n_ctx_train; rows_alike: see
+    `native.rows_alike`;
     why: the reason if its cache cannot be compressed, else empty.
     """
 
@@ -52,9 +56,15 @@ class Blueprint:
         n_ubatch: int = N_UBATCH,
         on_gpu: bool = True,
         placed: Sequence[Placement] = (),
+        with_mtp: bool = False,
     ) -> None:
         self.path, self._n_ubatch, self._placed = path, n_ubatch, placed
-        self._model = facts.load_without_weights(path, -1 if on_gpu else 0, placed)
+        self._on_gpu = on_gpu
+        if with_mtp:
+            mtp.check(path)
+        self._model = facts.load_without_weights(path, -1 if on_gpu else 0, placed, with_mtp)
+        if with_mtp and (why := why_no_mtp(self._model)):
+            raise mtp.none(path, why)
         self.shape = facts.model_shape(self._model)
         self.weights: int = self.shape["size_bytes"]
         self.n_embd: int = native.hidden_width(self._model)
@@ -75,6 +85,14 @@ class Blueprint:
         """See `native.product_bytes`; of a prompt of so many tokens."""
         n_chunk, again = min(n_tokens, n_ubatch), n_tokens > n_ubatch
         return native.product_bytes(self._model, n_chunk, again, most)
+
+    def mtp_bytes(self, n_ctx: int, ratio: float = 1.0) -> int:
+        """Of its heads, whatever the ratio: their cache and buffers, and hidden states of the last
+        tokens and of a batch.
+        """
+        with closing(MtpContext(self._model, n_ctx, 1, self._on_gpu, c_bool())) as heads:
+            width = 4 * llama_cpp.llama_model_n_embd_out(self._model)
+            return heads.n_bytes + width * (WINDOW + self._n_batch)
 
     @cached_property
     def on_host(self) -> int:
@@ -101,6 +119,10 @@ class Blueprint:
     def _sizes(self) -> dict[str, int]:
         return tensor_sizes(self.path)
 
+    @property
+    def _n_batch(self) -> int:
+        return max(self._n_ubatch, 2048)
+
     def _context(
         self,
         compressed: bool,
@@ -116,7 +138,7 @@ class Blueprint:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_ubatch = self._n_ubatch
-        params.n_batch = max(self._n_ubatch, 2048)
+        params.n_batch = self._n_batch
         params.type_k, params.type_v, params.n_outputs_max = type_k, type_v, n_outputs
         params.n_seq_max, params.kv_unified = n_seq_max, n_seq_max > 1
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED

@@ -103,16 +103,18 @@ def model_info(path: str) -> dict[str, Any]:
         llama_cpp.llama_model_free(model)
 
 
-def load_without_weights(path: str, n_gpu_layers: int = 0, placed: Sequence[Placement] = ()) -> Any:
+def load_without_weights(
+    path: str, n_gpu_layers: int = 0, placed: Sequence[Placement] = (), with_mtp: bool = False
+) -> Any:
     """Return a llama_model of the file `path`: its shape and vocabulary, no weights. placed: where
-    tensors would go.
+    tensors would go; with_mtp: also its heads for further tokens.
 
     Raises BadInput if the file cannot be loaded.
     """
     check_gguf(path)
     params = llama_cpp.llama_model_default_params()
     params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
-    params.n_gpu_layers = n_gpu_layers
+    params.n_gpu_layers, params.load_mtp = n_gpu_layers, with_mtp
     overrides = placement.as_array(placed)
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)

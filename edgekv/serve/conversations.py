@@ -37,7 +37,7 @@ class ServerConversations(Conversations):
     ) -> None:
         super().__init__(llm, cache_ram, cache_disk, cache_disk_size)
         if llm.draft is not None:  # whose conversations take turns, too
-            Conversations(llm.draft.llm, cache_ram)
+            llm.draft.take_turns(cache_ram)
         self._secret, self._has_packs = secrets.token_bytes(), False
 
     def open_packs(self, paths: Sequence[str]) -> None:
