@@ -165,8 +165,7 @@ class Conversations:
         """
         with self._between_answers():
             prompt = np.asarray(tokens, np.int32)
-            known = [self._current, *self._waiting]
-            entry = next((x for x in known if x.id == id and x.is_held), None)
+            entry = next((x for x in self._known if x.id == id and x.is_held), None)
             if entry is None:
                 return None
             n = len(entry.tokens)
@@ -250,7 +249,7 @@ class Conversations:
         llm = self._llm
         with llm.guard.use():
             self._look()
-            known = {x.id: x for x in [self._current, *self._waiting]}
+            known = {x.id: x for x in self._known}
             entries = [known[id] for id in tokens]
             places = [_place_of(x) for x in entries]
             native.Place.step(llm.ctx, places, list(tokens.values()))
@@ -282,7 +281,7 @@ class Conversations:
         """
         with self._llm.guard.use():
             self._look()
-            known = [x for x in [self._current, *self._waiting] if x.settings == self._key()]
+            known = [x for x in self._known if x.settings == self._key()]
             return [x.tokens for x in sorted(known, key=lambda x: -x.last_used)]
 
     def _best(self, prompt: NDArray[np.int32], name: str | None) -> Best:
@@ -364,14 +363,10 @@ class Conversations:
             context = self._llm.ctx
             with changed:
                 is_other = self._llm.ctx is not context
-                known = [self._current, *self._waiting]
-                for entry in [x for x in known if is_other or x.settings != self._key()]:
+                for entry in [x for x in self._known if is_other or x.settings != self._key()]:
                     self._erase(entry)
                     if len(entry.tokens) and not entry.is_boundary:
                         self.losses.read_again(entry, why)
-                    if entry is self._current:
-                        self._llm.reset()
-                        self._current = self._fresh()
 
     # ---- an answer, and its end
 
@@ -411,7 +406,7 @@ class Conversations:
         """
         with self._llm.guard.use():
             self._look()
-            known = [x for x in [self._current, *self._waiting] if not x.is_boundary]
+            known = [x for x in self._known if not x.is_boundary]
             entry = next((x for x in known if x.id == id and x.is_under_way), None)
             if entry is None:
                 return
@@ -422,9 +417,6 @@ class Conversations:
                 self._erase(entry)
                 if len(entry.tokens):
                     self.losses.part_of(entry, others[0])
-                if entry is self._current:
-                    self._llm.reset()
-                    self._current = self._fresh()
 
     # ---- while a prompt is read
 
@@ -452,6 +444,11 @@ class Conversations:
                     self._current, self._is_answer = reader, is_answer
 
     # ---- the current conversation
+
+    @property
+    def _known(self) -> list[Entry]:
+        """All there are, the current one first."""
+        return [self._current, *self._waiting]
 
     def _fresh(self) -> Entry:
         return Entry(np.zeros(0, np.int32), self._key())
@@ -682,7 +679,13 @@ class Conversations:
         return n >= N_BOUNDARIES_MOST or (n >= N_BOUNDARIES and is_much)
 
     def _erase(self, entry: Entry) -> None:
-        if entry in self._waiting:
+        """Forget a conversation, in memory and on disk. In the place of the current one is a fresh
+        one.
+        """
+        if entry is self._current:
+            self._llm.reset()
+            self._current = self._fresh()
+        elif entry in self._waiting:
             self._waiting.remove(entry)
         entry.parked = None
         if self._shelf:
@@ -844,16 +847,13 @@ class Conversations:
         with self._llm.guard.use():
             entry = self._find(id)
             self._llm.stop_answer()
-            others = [x for x in [self._current, *self._waiting] if not x.is_boundary]
+            others = [x for x in self._known if not x.is_boundary]
             others.remove(entry)
             for x in list(self._waiting):
                 mine = x.is_boundary and entry.begins_with(x)
                 if mine and not any(other.begins_with(x) for other in others):
                     self._erase(x)
             self._erase(entry)
-            if entry is self._current:
-                self._llm.reset()
-                self._current = self._fresh()
 
     def flush(self) -> None:
         """Write everything that waits, and the current conversation, to the folder.
@@ -902,7 +902,7 @@ class Conversations:
         """A conversation by its id."""
         self._check_open()
         self._look()
-        for entry in [self._current, *self._waiting]:
+        for entry in self._known:
             if entry.id == id and not entry.is_boundary and len(entry.tokens):
                 return entry
         raise BadInput(f"there is no conversation '{id}'; list() has their ids")
