@@ -44,6 +44,12 @@ class ApiError(Exception):
         return {"error": {**error, **self.details}}
 
 
+def too_long(message: str, n: int, n_ctx: int) -> ApiError:
+    """What a client is told whose text of n tokens or more a context of n_ctx has no room for."""
+    kind, advice = "exceed_context_size_error", "or start the server with a larger -c"
+    return ApiError(400, f"{message}, {advice}", kind, n_prompt_tokens=n, n_ctx=n_ctx)
+
+
 def is_anthropic(path: str) -> bool:
     return path.startswith("/v1/messages")
 

@@ -16,7 +16,7 @@ from edgekv.base.text import printable
 from edgekv.documents.extract import text_of
 from edgekv.documents.plain import read_bounded
 from edgekv.errors import BadInput
-from edgekv.serve.errors import ApiError
+from edgekv.serve.errors import too_long
 from edgekv.serve.service import service_of
 
 router = APIRouter()
@@ -43,14 +43,8 @@ async def extract(name: str, http: HttpRequest) -> dict[str, Any]:
     tokens = await asyncio.to_thread(service.llm.tokenize, data, False, False)
     n, n_ctx = len(tokens), service.n_ctx
     if n >= n_ctx:
-        raise ApiError(
-            400,
-            f"'{name}' has {n:,} tokens, but the context is {n_ctx:,}: give a part of it, or start"
-            " the server with a larger -c",
-            "exceed_context_size_error",
-            n_prompt_tokens=n,
-            n_ctx=n_ctx,
-        )
+        said = f"'{name}' has {n:,} tokens, but the context is {n_ctx:,}: give a part of it"
+        raise too_long(said, n, n_ctx)
     return {"name": name, "content": text, "n_tokens": n}
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edgekv.native import llama_cpp as native
-from edgekv.serve.errors import ApiError
+from edgekv.serve.errors import too_long
 from edgekv.serve.wanted import check_wanted
 
 if TYPE_CHECKING:
@@ -41,11 +41,9 @@ class Room:
             return
         least = len(data) // self._longest
         if least >= self._n_ctx:
-            raise ApiError(
-                400,
+            raise too_long(
                 f"the prompt has {least:,} tokens at least and exceeds the available context size"
-                f" of {self._n_ctx:,}: give a shorter one, or start the server with a larger -c",
-                "exceed_context_size_error",
-                n_prompt_tokens=least,
-                n_ctx=self._n_ctx,
+                f" of {self._n_ctx:,}: give a shorter one",
+                least,
+                self._n_ctx,
             )

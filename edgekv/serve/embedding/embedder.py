@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgekv.chat.specials import encoded
 from edgekv.errors import BadInput
 from edgekv.native import llama_cpp
-from edgekv.serve.errors import ApiError
+from edgekv.serve.errors import ApiError, too_long
 from edgekv.serve.queue import many_wait
 
 if TYPE_CHECKING:
@@ -89,14 +89,8 @@ class Embedder:
             return tokens
         if truncates:
             return tokens[: self.n_ctx]
-        raise ApiError(
-            400,
-            f"a text has {len(tokens):,} tokens, and {self.n_ctx:,} fit: give shorter ones, or"
-            " start the server with a larger -c",
-            "exceed_context_size_error",
-            n_prompt_tokens=len(tokens),
-            n_ctx=self.n_ctx,
-        )
+        n, n_ctx = len(tokens), self.n_ctx
+        raise too_long(f"a text has {n:,} tokens, and {n_ctx:,} fit: give shorter ones", n, n_ctx)
 
     def close(self) -> None:
         """Wait for a text that is being read."""
