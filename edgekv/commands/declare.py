@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -29,6 +29,13 @@ def llama(*names: str, env: str = "", help: str, **attributes: Any) -> Decorator
     long = next(word for word in _words(names) if word.startswith("--")).partition("/")[0]
     env = env or long.removeprefix("--").replace("-", "_").upper()
     return option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
+
+
+def declared(command: Callable[..., Any], options: Iterable[Decorator]) -> Callable[..., Any]:
+    """The command with these options, the first of which stands first in its help."""
+    for one in reversed([*options]):
+        command = one(command)
+    return command
 
 
 def _words(names: tuple[str, ...]) -> list[str]:

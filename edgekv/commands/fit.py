@@ -17,7 +17,7 @@ from edgekv.base.sizes import size_text
 from edgekv.chat.drafts import MTP, NONE, Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.commands import terminal
-from edgekv.commands.declare import option
+from edgekv.commands.declare import declared, option
 from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
 from edgekv.commands.options import grouped, kv_option, spec_type
@@ -48,9 +48,7 @@ EVICTING = {"archive", "recall"}
 
 def planned_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that adds them to a command."""
-    for name in reversed(PLANNED):
-        command = kv_option(name)(command)
-    return command
+    return declared(command, map(kv_option, PLANNED))
 
 
 def memory(ctx: click.Context, param: click.Parameter, value: str) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgekv.commands.declare import Decorator, llama, option
+from edgekv.commands.declare import Decorator, declared, llama, option
 from edgekv.commands.values import INT_MAX
 from edgekv.model.adapters import Adapter
 from edgekv.model.loading import SPLIT_MODES, Loading
@@ -218,9 +218,6 @@ def loading_options(options: Sequence[Decorator]) -> Decorator:
         def call(**values: Any) -> Any:
             return command(loading=take_loading(values), **values)
 
-        decorated: Callable[..., Any] = call
-        for one in reversed(options):
-            decorated = one(decorated)
-        return decorated
+        return declared(call, options)
 
     return decorate

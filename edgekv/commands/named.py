@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgekv.commands.declare import Decorator, llama
+from edgekv.commands.declare import Decorator, declared, llama
 from edgekv.errors import BadInput
 
 MODEL_HELP = (
@@ -56,12 +56,8 @@ def model_named(
                 raise _which_model(values.get("pack"))
             return command(model=name or "", **({"words": rest} if most else {}), **values)
 
-        decorated: Callable[..., Any] = call
-        metavar = f"[MODEL] {usage}".strip()
-        own: Decorator = click.argument("words", nargs=-1, metavar=metavar)
-        for one in (own, *reversed(HUB), MODEL):
-            decorated = one(decorated)
-        return decorated
+        own = click.argument("words", nargs=-1, metavar=f"[MODEL] {usage}".strip())
+        return declared(call, [MODEL, *HUB, own])
 
     return decorate
 
@@ -87,11 +83,7 @@ def several_named(command: Callable[..., Any]) -> Callable[..., Any]:
         hub = _named_by_option(None, hf_repo, hf_file)
         return command(named=[*words, *([hub] if hub else [])], **values)
 
-    decorated: Callable[..., Any] = call
-    own: Decorator = click.argument("words", nargs=-1, metavar="[MODEL...]")
-    for one in (own, *reversed(HUB)):
-        decorated = one(decorated)
-    return decorated
+    return declared(call, [*HUB, click.argument("words", nargs=-1, metavar="[MODEL...]")])
 
 
 def _typed(name: str) -> bool:

@@ -18,7 +18,7 @@ from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
 from edgekv.chat.drafts import MOST, MTP, TYPES, Drafting, check_types
 from edgekv.choice.config import KVConfig, option_of
-from edgekv.commands.declare import Decorator
+from edgekv.commands.declare import Decorator, declared
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.loading_options import LOADING, take_loading
@@ -273,9 +273,7 @@ DRAFTS: tuple[Decorator, ...] = (
 
 def drafts_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that adds the above, which go into the field `drafts` of `EngineOptions`."""
-    for option in reversed(DRAFTS):
-        command = option(command)
-    return command
+    return declared(command, DRAFTS)
 
 
 def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
@@ -292,10 +290,7 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
             group = {one.name: _value(one, values) for one in given}
             return command(**{name: kind(**group)}, **values)
 
-        decorated: Callable[..., Any] = call
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated
+        return declared(call, options)
 
     return decorate
 

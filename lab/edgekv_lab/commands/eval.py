@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.declare import SETTING, Decorator, option
+from edgekv.commands.declare import SETTING, Decorator, declared, option
 from edgekv.commands.options import EngineOptions, engine_options
 from edgekv.commands.progress import counted
 from edgekv.commands.values import AUTO_STORES, cache_types, lengths, method, ratios, split_names
@@ -198,9 +198,8 @@ def command_of(task: Task) -> click.Command:
         f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same "
         "--seed (0 if none is given) draws the same samples."
     )
-    for decorate in reversed(options_of(task)):
-        call = decorate(call)
-    return click.command(task.name, short_help=task.title)(engine_options(call))
+    made = engine_options(declared(call, options_of(task)))
+    return click.command(task.name, short_help=task.title)(made)
 
 
 def run(

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edgekv.base import markdown
-from edgekv.commands.declare import Decorator, option
+from edgekv.commands.declare import Decorator, declared, option
 from edgekv.commands.load import model_path
 from edgekv.commands.values import COUNT, FROM_ZERO, SHARE
 from edgekv.errors import BadInput
@@ -36,9 +36,8 @@ def experiment(*options: Decorator) -> Callable[[Callable[[Options], None]], cli
             run(Options(**values))
 
         name = run.__module__.rpartition(".")[2].replace("_", "-")
-        for decorate in reversed([*options, RECORD]):
-            call = decorate(call)
-        return click.command(name, help=sys.modules[run.__module__].__doc__)(call)
+        decorated = declared(call, [*options, RECORD])
+        return click.command(name, help=sys.modules[run.__module__].__doc__)(decorated)
 
     return made
 
