@@ -36,7 +36,6 @@ from edgekv.serve.router.options import RouterOptions
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.chat.sampler import Sampling
     from edgekv.serve.run import Server
 
 MIB_MOST = 2**40
@@ -311,30 +310,24 @@ def command(
     with listen(options.host, options.port) as listening, Later(takes_all=True) as later:
         server = Server(None, options, engine.verbose)
         with server.running([listening]), load.load_llama(engine, later) as llm:
-            usual = _usual(llm, engine, drawn)
-            most = drawn.predict if drawn.predict > 0 else None
-            options = replace(options, sampling=usual, max_tokens=most)
+            options = _with_usual(options, llm, engine, drawn)
             router.end_in_order()
             server.answer_with(
                 llm, options, lambda: _say(server, options, listening), _beside(server, later)
             )
 
 
-def _usual(llm: Llama, engine: EngineOptions, drawn: SamplingOptions) -> Sampling:
-    """How tokens are drawn where a request says nothing."""
+def _with_usual(
+    options: ServeOptions, llm: Llama, engine: EngineOptions, drawn: SamplingOptions
+) -> ServeOptions:
+    """The options, with how tokens are drawn where a request says nothing."""
     from edgekv.chat.sampler import Sampling
-    from edgekv.commands.load import end_tokens
+    from edgekv.commands.load import sampling_arguments
 
-    no_end = dict.fromkeys(end_tokens(llm), float("-inf")) if drawn.ignore_eos else {}
-    return Sampling(
-        temperature=drawn.temp,
-        top_k=drawn.top_k,
-        top_p=drawn.top_p,
-        min_p=drawn.min_p,
-        repeat_penalty=drawn.repeat_penalty,
-        seed=engine.seed if engine.seed >= 0 else None,
-        logit_bias=no_end,
-    )
+    said = sampling_arguments(llm, drawn)
+    most, bias = said.pop("max_tokens"), said.pop("logit_bias") or {}
+    seed = engine.seed if engine.seed >= 0 else None
+    return replace(options, sampling=Sampling(**said, seed=seed, logit_bias=bias), max_tokens=most)
 
 
 def _say(server: Server, options: ServeOptions, listening: socket.socket) -> None:
