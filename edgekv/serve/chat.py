@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from functools import partial
 from typing import Any
 
@@ -36,13 +34,8 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
     """An answer to messages, by the model's chat template."""
     service = service_of(http)
     requests = await prepared(http, _requests, service, body)
-    head: dict[str, Any] = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion.chunk" if body.stream else "chat.completion",
-        "created": int(time.time()),
-        "model": service.model,
-        "system_fingerprint": wording.FINGERPRINT,
-    }
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head = wording.head("chatcmpl", kind, service.model)
     if body.stream:
         writers = [_Writer(head, i, body) for i in range(len(requests))]
         return await several.streams(http, requests, writers, partial(several.end, head, body))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import secrets
-import time
 from functools import partial
 from typing import Any
 
@@ -35,13 +33,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     service = service_of(http)
     requests, befores = await prepared(http, _prepared, service, body)
     n = body.n_answers
-    head = {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.model,
-        "system_fingerprint": wording.FINGERPRINT,
-    }
+    head = wording.head("cmpl", "text_completion", service.model)
     if body.stream:
         writers = [_Writer(head, i, befores[i // n], body) for i in range(len(requests))]
         return await several.streams(http, requests, writers, partial(several.end, head, body))

@@ -104,19 +104,20 @@ class Service:
             if isinstance(piece, str):
                 tokens += self.prompts.template.tokens_of(piece, is_first=i == 0)
             else:
-                self._check([piece])
+                self.check_tokens([piece])
                 tokens.append(piece)
         syntax = self.prompts.template.plain_syntax(schema, grammar)
         return self._with_prompt(request, Prompt(tokens, syntax=syntax))
 
     def behind(self, tokens: Sequence[int], request: Request) -> Request:
         """The request with tokens in front of its prompt. Raises BadInput and ApiError."""
-        self._check(tokens)
+        self.check_tokens(tokens)
         prompt, bos = request.prompt, self.llm.token_bos()
         own = prompt.tokens[1:] if prompt.tokens[:1] == [bos] else prompt.tokens
         return self._with_prompt(request, Prompt([*tokens, *own], syntax=prompt.syntax))
 
-    def _check(self, tokens: Iterable[int]) -> None:
+    def check_tokens(self, tokens: Iterable[int]) -> None:
+        """Raises BadInput if one is none of the model's."""
         if not all(0 <= token < self.n_vocab for token in tokens):
             raise BadInput(f"a token is none of this model's {self.n_vocab:,}")
 

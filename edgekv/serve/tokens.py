@@ -79,8 +79,7 @@ async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
 
 
 def _text(service: Service, tokens: list[int]) -> Response:
-    if not all(0 <= token < service.n_vocab for token in tokens):
-        raise BadInput(f"a token is none of this model's {service.n_vocab:,}")
+    service.check_tokens(tokens)
     text = service.llm.detokenize(tokens, None, True)
     return Json({"content": text.decode("utf-8", "replace")})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,17 @@ from edgekv.version import __version__
 
 FINGERPRINT = f"b-edgekv-{__version__}"
 """What wrote an answer. llama-server's begins with a b, too."""
+
+
+def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """What stands in front of an answer, and of each chunk of it. prefix: of its id."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": FINGERPRINT,
+    }
 
 
 def usage(dones: Sequence[Done], n: int = 1) -> dict[str, Any]:
