@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from edgekv.commands import lab
-from edgekv.errors import EdgeKVError
+from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.version import __version__
 
 COMMANDS = (
@@ -97,6 +97,8 @@ class Group(click.Group):
         try:
             code = _exit_code(run(*args, standalone_mode=False, **extra))
             sys.stdout.flush()
+        except (click.Abort, KeyboardInterrupt, Cancelled):
+            code = 130
         except EdgeKVError as error:
             fail(str(error))
         except NO_ARGUMENTS as error:
@@ -104,8 +106,6 @@ class Group(click.Group):
             sys.exit(2)
         except click.ClickException as error:
             fail(_one_line(error))
-        except (click.Abort, KeyboardInterrupt):
-            code = 130
         except OSError as error:
             if error.errno not in UNWRITABLE or error.filename is not None:
                 raise

@@ -11,9 +11,8 @@ from edgekv.base.text import encodable, printable
 from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent
-from edgekv.commands.stream import refused_prompts
 from edgekv.documents.extract import document_text
-from edgekv.errors import BadInput, Cancelled, Unsupported
+from edgekv.errors import BadInput, Unsupported
 from edgekv.kept import look_page
 from edgekv.kept.tokens import kept_by, pieces
 
@@ -40,12 +39,8 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     if llm.engine is None:
         raise Unsupported(f"every token would be kept: the model {llm.kv_stats().note}")
     tokens = llm.tokenize(text.encode(), add_bos=True)
-    stops = terminal.interruptible(llm.kv_cancel)
-    try:
-        with stops, terminal.reading_bar(llm), refused_prompts(llm):
-            llm.eval(tokens)
-    except Cancelled:
-        raise click.Abort from None
+    with terminal.reading(llm):
+        llm.eval(tokens)
     stats = llm.kv_stats()
     counts, n_heads = kept_by(llm.engine.store, len(tokens))
     share = percent(stats.n_bytes_used, max(stats.n_bytes_full, 1))

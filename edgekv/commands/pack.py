@@ -16,9 +16,7 @@ from edgekv.commands.chat_warnings import has_template
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
-from edgekv.commands.stream import refused_prompts
 from edgekv.documents.extract import document_text
-from edgekv.errors import Cancelled
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -68,14 +66,10 @@ def create(
     system = [{"role": "system", "content": encodable(system_prompt)}] if system_prompt else []
     question: dict[str, Any] = {"role": "user", "content": content_of([x.text for x in found], "?")}
 
-    stops = terminal.interruptible(llm.kv_cancel)
-    try:
-        with stops, terminal.reading_bar(llm), refused_prompts(llm):
-            messages = [*system, question]
-            tokens = _tokens(llm, messages) if is_chat else _plain(llm, messages)
-            pack = packs.write(llm, messages, found, tokens, output)
-    except Cancelled:
-        raise click.Abort from None
+    with terminal.reading(llm):
+        messages = [*system, question]
+        tokens = _tokens(llm, messages) if is_chat else _plain(llm, messages)
+        pack = packs.write(llm, messages, found, tokens, output)
     click.echo(f"{output}: {_summary(pack)}")
 
 

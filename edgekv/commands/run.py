@@ -30,10 +30,10 @@ from edgekv.commands.options import (
     sampling_options,
 )
 from edgekv.commands.report import status_line
-from edgekv.commands.stream import Stream, refused_prompts
+from edgekv.commands.stream import Stream
 from edgekv.documents.extract import document_text, text_of
 from edgekv.documents.plain import read_bounded
-from edgekv.errors import BadInput, Cancelled
+from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -133,10 +133,7 @@ def command(
         if raw
         else partial(llm.create_chat_completion, messages=messages, **arguments)
     )
-    try:
-        print_json(llm, complete, engine) if asked.as_json else print_text(llm, complete)
-    except Cancelled:
-        raise click.Abort from None
+    print_json(llm, complete, engine) if asked.as_json else print_text(llm, complete)
 
 
 def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
@@ -226,8 +223,7 @@ def print_text(llm: Llama, complete: Complete) -> None:
 def print_json(llm: Llama, complete: Complete, engine: EngineOptions) -> None:
     """One object with the answer and what it cost."""
     times = Times(llm)
-    stops = terminal.interruptible(llm.kv_cancel)
-    with terminal.reading_bar(llm), stops, refused_prompts(llm), times:
+    with terminal.reading(llm), times:
         done = complete(stream=False)
     print(json.dumps(record(done, llm.kv_stats(), engine, times), ensure_ascii=False))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from edgekv.base import folders, text
 from edgekv.base.console import ReadingBar, error_console
-from edgekv.commands.stream import Piece
+from edgekv.commands.stream import Piece, refused_prompts
 from edgekv.commands.wrap import Wrap, lines
 from edgekv.documents import plain
 
@@ -135,6 +135,13 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def reading(llm: Llama) -> Iterator[None]:
+    """A `with` block in which `llm` reads a prompt. Ctrl-C stops that. Raises EdgeKVError."""
+    with interruptible(llm.kv_cancel), reading_bar(llm), refused_prompts(llm):
+        yield
 
 
 @contextmanager
