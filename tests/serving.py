@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 
 from edgekv import Llama
+from edgekv.serve.listening import listen
 from edgekv.serve.options import ServeOptions
-from edgekv.serve.run import Server, listen
+from edgekv.serve.run import Server
 from tests.lib import ROOT
 
 BROWSER = {"Accept": "text/html,*/*"}

@@ -10,7 +10,7 @@ import pytest
 
 from edgekv.chat.sampler import Sampling
 from edgekv.commands.load import end_tokens
-from edgekv.serve import extract, run
+from edgekv.serve import extract, listening
 from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.router.options import RouterOptions
@@ -606,11 +606,11 @@ def test_a_server_of_many_models_has_a_list_of_them(tiny, tmp_path):
         (tmp_path / "models" / f"{name}.gguf").hardlink_to(tiny("llama-gqa"))
     router = RouterOptions(models_dir=str(tmp_path / "models"))
     server = RouterServer(ServeOptions(), router, (), False)
-    listening = run.listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, args=([listening],))
+    opened = listening.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([opened],))
     thread.start()
     try:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        url = f"http://127.0.0.1:{opened.getsockname()[1]}"
         with browser.opened(url, tmp_path / "browser") as page:
             page.until("document.title === 'one'")
             page.value("which.value = 'two'; which.onchange()")

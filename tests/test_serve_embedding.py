@@ -16,8 +16,8 @@ import pytest
 
 from edgekv import Llama, llama_cpp
 from edgekv.serve.embedding.run import EmbeddingServer
+from edgekv.serve.listening import listen
 from edgekv.serve.options import ServeOptions
-from edgekv.serve.run import listen
 from tests import embedders
 from tests.lib import ROOT
 from tests.serving import PATIENCE, get, post

@@ -21,8 +21,9 @@ from edgekv.methods.kvzap import Surrogate, n_features
 from edgekv.profiles import places
 from edgekv.profiles.winners import PLAIN, Distance, Winner, Winners
 from edgekv.serve import status
+from edgekv.serve.listening import listen
 from edgekv.serve.options import ServeOptions
-from edgekv.serve.run import Server, listen
+from edgekv.serve.run import Server
 from tests.engine import load
 from tests.serving import PATIENCE, get, post, serving, started, stream, until
 

@@ -66,7 +66,7 @@ def run(
     from edgekv.commands import load, terminal
     from edgekv.serve.embedding.embedder import POOLINGS as NUMBERS
     from edgekv.serve.embedding.run import EmbeddingServer
-    from edgekv.serve.run import listen
+    from edgekv.serve.listening import listen
 
     with terminal.killable():
         from edgekv import Llama

@@ -109,8 +109,8 @@ def check_one() -> None:
 
 def run(options: ServeOptions, models: RouterOptions, verbose: bool) -> None:
     """Serve all models until Ctrl-C."""
+    from edgekv.serve.listening import listen
     from edgekv.serve.router.run import RouterServer
-    from edgekv.serve.run import listen
 
     if options.packs or options.slot_save_path:
         raise BadInput("packs and slots belong to one model: name it, or leave them out")

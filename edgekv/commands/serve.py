@@ -292,7 +292,8 @@ def command(
     in a process of its own. The other options are those of each model.
     """
     with _needs_packages():
-        from edgekv.serve.run import Server, listen
+        from edgekv.serve.listening import listen
+        from edgekv.serve.run import Server
     if not engine.model:
         router.run(options, models, engine.verbose)
         return

@@ -10,19 +10,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
-from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
-from edgekv.serve.connections import limited, most_connections
 from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.door import Door
+from edgekv.serve.listening import ListeningServer
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
 from edgekv.serve.worker import Worker
@@ -30,16 +27,12 @@ from edgekv.serve.worker import Worker
 if TYPE_CHECKING:
     from edgekv import Llama
 
-N_UNACCEPTED = 2048
-"""Connections that the system holds until they are accepted."""
-GRACE_S = 5
-"""Seconds that connections have to end after Ctrl-C."""
 TEXTS_S = 0.5
 """Seconds that texts have which are cut into tokens then: nothing of them is kept."""
 TICK_S = 0.5
 
 
-class Server(uvicorn.Server):
+class Server(ListeningServer):
     """Serves one model. `run` returns when it has been told to stop."""
 
     worker: Worker
@@ -53,7 +46,7 @@ class Server(uvicorn.Server):
         self._over = threading.Event()  # waiting for a thread is undone by a signal's exception
         self._is_stuck = False
         self._level = logging.DEBUG if verbose else logging.INFO
-        super().__init__(configured(self._door, verbose))
+        super().__init__(self._door, verbose)
         if llm is not None:
             self.open(llm)
 
@@ -96,11 +89,6 @@ class Server(uvicorn.Server):
             self.worker.conversations.close()
             self._app.state.preparing.stop()
             self._is_stuck = not self._app.state.preparing.join(TEXTS_S)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(N_UNACCEPTED)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ctrl-C: answers end, so that connections can."""
@@ -163,22 +151,6 @@ class Server(uvicorn.Server):
             os._exit(128 + signal.SIGTERM)
 
 
-def configured(app: ASGIApp, verbose: bool) -> uvicorn.Config:
-    """How any of these servers listens."""
-    n_most = most_connections()
-    return uvicorn.Config(
-        app,
-        http=limited(n_most),
-        backlog=max(n_most // 4, 1),  # so many are accepted at once
-        lifespan="off",
-        ws="none",
-        log_level="info" if verbose else "warning",
-        access_log=verbose,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
-    )
-
-
 @contextmanager
 def _logged(level: int) -> Iterator[None]:
     """A `with` block in which what happens to conversations is said, one line each, from a level
@@ -193,27 +165,3 @@ def _logged(level: int) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket of an address; clients are refused until the server runs.
-
-    port: 0 takes a free one. Raises BadInput.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with ExitStack() as unless_done:
-            # asyncio sends small pieces at once only where the protocol is named
-            listening = unless_done.enter_context(socket.socket(family, kind, protocol))
-            if os.name == "posix":  # elsewhere it lets two servers have the same port
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            unless_done.pop_all()
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(
-            f"cannot listen on {host}, port {port}: {reason}; give another --host or --port"
-        ) from None
-    return listening

@@ -6,31 +6,24 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
-
 from edgekv.serve.embedding.app import create_embedding_app
 from edgekv.serve.embedding.embedder import Embedder
+from edgekv.serve.listening import ListeningServer
 from edgekv.serve.ollama.paths import One
 from edgekv.serve.options import ServeOptions
-from edgekv.serve.run import N_UNACCEPTED, configured
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
 
-class EmbeddingServer(uvicorn.Server):
+class EmbeddingServer(ListeningServer):
     """`run` returns when it has been told to stop. The model may be closed afterwards."""
 
     def __init__(self, llm: Llama, options: ServeOptions, verbose: bool = False) -> None:
         self.name = (options.names or [Path(llm.model_path).name])[0]
         self._embedder = embedder = Embedder(llm, options.parallel + options.max_queue)
         one = One(self.name, options.names, llm.model_path, embedder.n_ctx)
-        super().__init__(configured(create_embedding_app(embedder, one, options), verbose))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(N_UNACCEPTED)
+        super().__init__(create_embedding_app(embedder, one, options), verbose)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

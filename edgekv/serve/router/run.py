@@ -9,19 +9,17 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
-
 from edgekv.base.machine import rss_now
 from edgekv.models.found.found import Found
+from edgekv.serve.listening import ListeningServer
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.router.app import create_router, new_state
 from edgekv.serve.router.child import Child
 from edgekv.serve.router.loaded import Models
 from edgekv.serve.router.options import RouterOptions
-from edgekv.serve.run import N_UNACCEPTED, configured
 
 
-class RouterServer(uvicorn.Server):
+class RouterServer(ListeningServer):
     """The server that hands requests on to the models' own servers.
 
     words: of the command line, for the models' own servers. `run` returns when it has been told
@@ -38,12 +36,10 @@ class RouterServer(uvicorn.Server):
 
         self.models = Models(router, start, rss_now())  # a child begins as this process did
         app = create_router(options, new_state(router, self.models, key))
-        super().__init__(configured(app, verbose))
+        super().__init__(app, verbose)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(N_UNACCEPTED)
         self._tending = asyncio.ensure_future(self.models.tend())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
