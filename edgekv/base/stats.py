@@ -84,6 +84,15 @@ class KVStats:
     """Saved states, from which an answer is written again; not part of `n_bytes`."""
     n_bytes_archive: int = 0
     """Rows of all tokens in the archive's file; not part of `n_bytes`, which has the index."""
+    n_bytes_index: int = 0
+    """The part of `n_bytes` by which tokens are recalled."""
+    n_bytes_recalled: int = 0
+    """Rows that new tokens looked up in the archive since the conversation began or was loaded."""
+    recall: float = 0.0
+    """Share of the tokens that each new token looks up; 0: none."""
+    recall_gain: float | None = None
+    """How many times as near to the full cache that came when the model was prepared; None where it
+    was not measured, or cannot be had now."""
     n_bytes_draft: int = 0
     """K and V of the draft model, of all conversations; not part of `n_bytes`."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)

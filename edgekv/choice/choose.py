@@ -78,6 +78,7 @@ def _winner(
         why="nearest to the full cache in this model's contest",
         types=winner.types,
         measured=contest.line(winner.ratio),
+        recall_gain=winner.recall_gain,
         profile=preset.profile or profile.path,
     )
 

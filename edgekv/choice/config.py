@@ -16,6 +16,7 @@ from typing import Any
 from edgekv.base.defaults import MIN_TOKENS, SINK, TAIL, WINDOW
 from edgekv.errors import BadInput
 
+AUTO = "auto"
 HIDDEN = ("auto", "f32", "f16", "disk", "device", "whole")
 MOST = 2**31 - 1
 """The largest number of tokens that llama.cpp can count."""
@@ -136,6 +137,10 @@ def _share(value: Any, name: str) -> float:
     if not 0 <= number < 1:
         raise BadInput(f"{name} {value} is no share; give a number from 0 up to 1")
     return number
+
+
+def _recall(value: Any, name: str) -> float | str:
+    return AUTO if value == AUTO else _share(value, name)
 
 
 def _archive(value: Any, name: str) -> str:
@@ -275,15 +280,18 @@ class KVConfig:
             " 'off': only if --kv-recall needs it). Later prompts are read behind all of them."
         ),
     )
-    recall: float = _option(
+    recall: Any = _option(
         0.0,
-        _share,
+        _recall,
+        takes="float | str",
         metavar="R",
         help=(
             "Share of the tokens that each new token looks up in the archive, such as 0.05, besides"
-            " those in memory. The index for that counts as a part of the cache. On the CPU."
+            " those in memory. The index for that counts as a part of the cache. On the CPU. auto:"
+            " 0.05 where answers came nearer with it when the model was prepared, else 0."
         ),
     )
+    """A share, or 'auto'."""
     seed: int = _option(
         0, _whole(0), metavar="N", is_python_only=True, help="Seed of the method 'random'."
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 from edgekv import methods
 from edgekv.base import folders
 from edgekv.choice.choose import choose
-from edgekv.choice.config import KVConfig
+from edgekv.choice.config import AUTO, KVConfig
+from edgekv.choice.recall import why_not
 from edgekv.errors import BadInput
 from edgekv.methods import KEEPS_ALL, Preset
 from edgekv.methods.centroid_merge import CentroidMerge
+from edgekv.profiles.winners import RECALL
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +25,8 @@ class Settings(KVConfig):
     """
 
     preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
+    why_no_recall: str = ""
+    """Why recall is off where it was left to `auto`; else empty."""
 
     def __post_init__(self) -> None:
         """The options were checked as a KVConfig."""
@@ -58,18 +63,28 @@ UNKNOWN_RATIO = 0.2
 """What `auto` goes by where a limit in bytes decides the ratio of each prompt."""
 
 
-def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = None) -> Settings:
+def resolve(
+    config: KVConfig,
+    model_path: str,
+    types: tuple[str, str] | None = None,
+    why_no_recall: Callable[[Preset, bool], str] = why_not,
+) -> Settings:
     """Return the settings that a configuration means for a model file.
 
-    types: cache types of K and V that were named. Raises BadInput if its method needs a profile and
-    there is none, and if there is to be an archive where nothing is evicted.
+    types: cache types of K and V that were named. why_no_recall: asked where that is left to
+    `auto`, see `edgekv.choice.recall`. Raises BadInput if its method needs a profile and there is
+    none, and if there is to be an archive where nothing is evicted.
     """
     preset = choose(config.method, model_path, config.profile, contested(config), types)
-    if config.recall and isinstance(preset.merge, CentroidMerge):
+    given = {one.name: getattr(config, one.name) for one in fields(config)}
+    why = ""
+    if config.recall == AUTO:
+        why = why_no_recall(preset, config.compresses)
+        given["recall"] = 0.0 if why else RECALL
+    if given["recall"] and isinstance(preset.merge, CentroidMerge):
         # what stands for evicted tokens are groups that know what a token has looked up
         preset = replace(preset, merge=None)
-    given = {one.name: getattr(config, one.name) for one in fields(config)}
-    settings = Settings(**given, preset=preset)
+    settings = Settings(**given, preset=preset, why_no_recall=why)
     if settings.archive_folder is not None and not settings.compresses:
         raise BadInput(
             "nothing is evicted, so there is nothing to recall: give kv_ratio below 1 and a method"

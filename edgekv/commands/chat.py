@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,10 +20,13 @@ from edgekv.commands.options import (
     engine_options,
     sampling_options,
 )
-from edgekv.commands.report import compression_line, status_line
+from edgekv.commands.report import compression_line, recall_line, status_line
 from edgekv.commands.stream import Piece, or_larger
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.models.demo import proposal
+
+if TYPE_CHECKING:
+    from edgekv import Llama
 
 PIPED_MAX = 1024
 """Tokens of a reply without a terminal."""
@@ -72,7 +76,7 @@ def command(
             f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands,"
             " Ctrl-D ends"
         )
-        slash.say(compression_line(llm.kv_stats(), engine))
+        say_cache(llm, engine)
         if engine.model == "demo":
             slash.say(f"the demo model is a very small one; this it can answer:\n{proposal()}")
         names = [*slash.COMMANDS, *slash.ALIASES]
@@ -121,8 +125,16 @@ def _load_anew(conversation: Conversation, engine: EngineOptions, later: Later) 
     with terminal.interruptible(lambda: wishes.append("stop")):
         conversation.llm.close()
         conversation.llm = load.load_llama(engine, later)
-    slash.say(compression_line(conversation.llm.kv_stats(), engine))
+    say_cache(conversation.llm, engine)
     return not wishes
+
+
+def say_cache(llm: Llama, engine: EngineOptions) -> None:
+    """Whether the cache is compressed, and what else would bring answers nearer."""
+    stats = llm.kv_stats()
+    slash.say(compression_line(stats, engine))
+    if line := recall_line(stats):
+        slash.say(line)
 
 
 def _choice(conversation: Conversation) -> tuple[str, float]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from edgekv.commands.options import EngineOptions
     from edgekv.commands.stream import Stream
 
+MUCH_NEARER = 2.0
+"""Times as near that recall came, from which a user hears of it."""
 SPEED_FROM = 16
 """Tokens from which the speed of reading says something: fewer take as long as one."""
 
@@ -57,6 +59,17 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
     if stats.method == "full" or not any(parts):
         return "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"
     return f"compression: {', '.join(filter(None, parts))}, method {method_name(stats)}"
+
+
+def recall_line(stats: KVStats) -> str:
+    """What recall would bring, where a user should hear of it who did not ask; else empty."""
+    if stats.recall or stats.recall_gain is None or stats.recall_gain < MUCH_NEARER:
+        return ""
+    return (
+        f"with --kv-recall auto answers came {stats.recall_gain:.1f} times as near to the full"
+        " cache's in the same memory, when this model was prepared; K and V of all tokens then lie"
+        " in a file"
+    )
 
 
 def method_name(stats: KVStats) -> str:

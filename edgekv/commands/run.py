@@ -29,7 +29,7 @@ from edgekv.commands.options import (
     grouped,
     sampling_options,
 )
-from edgekv.commands.report import status_line
+from edgekv.commands.report import recall_line, status_line
 from edgekv.commands.stream import Stream
 from edgekv.documents.extract import document_text, text_of
 from edgekv.documents.plain import read_bounded
@@ -126,6 +126,8 @@ def command(
                 plain_text([*system_of(system), {"role": "user", "content": content}]),
                 True,
             )
+    if sys.stdout.isatty() and not asked.as_json and (line := recall_line(llm.kv_stats())):
+        terminal.status(f"edgekv: {line}")
     arguments = sampling_arguments(llm, sampling)
     messages = [*system_of(system), {"role": "user", "content": content}]
     complete: Complete = (

@@ -28,6 +28,7 @@ from edgekv.commands.options import (
     engine_and_words,
     grouped,
 )
+from edgekv.commands.report import recall_line
 from edgekv.commands.values import size
 from edgekv.documents.plain import read_document
 from edgekv.errors import BadInput
@@ -314,7 +315,7 @@ def command(
             options = _with_usual(options, llm, engine, drawn)
             router.end_in_order()
             server.answer_with(
-                llm, options, lambda: _say(server, options, listening), _beside(server, later)
+                llm, options, lambda: _say(server, options, listening, llm), _beside(server, later)
             )
 
 
@@ -331,8 +332,10 @@ def _with_usual(
     return replace(options, sampling=Sampling(**said, seed=seed, logit_bias=bias), max_tokens=most)
 
 
-def _say(server: Server, options: ServeOptions, listening: socket.socket) -> None:
+def _say(server: Server, options: ServeOptions, listening: socket.socket, llm: Llama) -> None:
     """Where the server is, and what a user may not expect."""
+    if line := recall_line(llm.kv_stats()):
+        click.echo(f"edgekv: {line}", err=True)
     for path in options.packs:
         click.echo(f"edgekv: {path} is open", err=True)
     if server.service.prompts.template.is_fallback:

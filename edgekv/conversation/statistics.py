@@ -92,6 +92,7 @@ def compressed(
     kept = kv.kept()
     full = kv.full_layers or range(len(kept))
     type_k, type_v = type_names(llm)
+    is_measured = s.preset.types == (type_k, type_v)
     rows, heads = (
         sum(int(kept[il].sum()) for il in full),
         sum(layers[il].n_head_kv for il in full),
@@ -100,7 +101,7 @@ def compressed(
         method=s.preset.name,
         profile=s.preset.profile,
         why=s.preset.why,
-        measured=s.preset.measured if s.preset.types == (type_k, type_v) else "",
+        measured=s.preset.measured if is_measured else "",
         ratio=s.ratio if s.memory is None else kv.turn.past.ratio,
         n_seen=info.n_past,
         n_kept=rows / heads,
@@ -119,6 +120,10 @@ def compressed(
         n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers))
         + info.bytes_index,
         n_bytes_archive=info.bytes_archive,
+        n_bytes_index=info.bytes_index,
+        n_bytes_recalled=info.bytes_recalled,
+        recall=s.recall,
+        recall_gain=s.preset.recall_gain if is_measured and _can_recall(kv, s) else None,
         n_ctx=llm.n_ctx(),
         n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
         n_bytes_limit=s.memory,
@@ -127,6 +132,11 @@ def compressed(
         note="" if kv.can_cut else UNCUT,
         peak_note=_peak_note(kv),
     )
+
+
+def _can_recall(kv: Engine, settings: Settings) -> bool:
+    """Whether nothing but a wish is missing, as far as is known."""
+    return not (kv.offloaded or settings.why_no_recall)
 
 
 def _peak_note(kv: Engine) -> str:

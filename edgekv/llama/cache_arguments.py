@@ -24,5 +24,5 @@ class CacheArguments(TypedDict, total=False):
     kv_fast_prefill: bool
     kv_checkpoints: bool
     kv_archive: str
-    kv_recall: float
+    kv_recall: float | str
     kv_seed: int

@@ -51,9 +51,11 @@ def _changed(
     before, fresh = _Before(llm), None
     try:
         llm._kv_types = types
-        llm._kv_config, llm.settings = config, llm._kv_resolve(config, llm.model_path)
+        settings = llm._kv_resolve(config, llm.model_path, anew=True)
+        llm._kv_config, llm.settings = config, settings
         cache = cache_of()
-        if cache != _present(llm):
+        archives = settings.archive_folder is not None, settings.recall
+        if cache != _present(llm) or (llm.engine and llm.engine.archives != archives):
             fresh = _context(llm, cache)
             llm._kv_enter(fresh, llm.settings.stores)
         elif llm.engine is not None:

@@ -18,6 +18,7 @@ from edgekv import native
 from edgekv.base.beginnings import n_shared
 from edgekv.base.stats import KVStats
 from edgekv.chat import parts
+from edgekv.choice.config import AUTO
 from edgekv.conversation import session, statistics
 from edgekv.conversation.continued import continued
 from edgekv.conversation.guard import Closed
@@ -300,8 +301,9 @@ class Llama(Answering):
     # ---- the cache
 
     def kv_config(self) -> KVConfig:
-        """The options of the cache as they are now."""
-        return self._kv_config
+        """The options of the cache as they are now; of `kv_recall="auto"` what was decided."""
+        config = self._kv_config
+        return config if config.recall != AUTO else replace(config, recall=self.settings.recall)
 
     def kv_cancel(self, cancel: bool = True) -> None:
         """Stop the call that is under way, or else the next one, with Cancelled.
@@ -349,7 +351,9 @@ class Llama(Answering):
         """What the cache holds and costs; see KVStats."""
         with self.guard.use():
             n_bytes_draft = self.draft.n_bytes if self.draft else 0
-            return replace(self._kv_own_stats(), n_bytes_draft=n_bytes_draft)
+            stats = self._kv_own_stats()
+            gain = None if self.is_drafting else stats.recall_gain
+            return replace(stats, n_bytes_draft=n_bytes_draft, recall_gain=gain)
 
     def _kv_own_stats(self) -> KVStats:
         if self.engine is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from ctypes import addressof, c_bool
@@ -15,7 +16,8 @@ from edgekv import native
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import size_text
 from edgekv.chat.drafts import MTP, Costs, Drafting
-from edgekv.choice.config import KVConfig
+from edgekv.choice import recall
+from edgekv.choice.config import AUTO, KVConfig
 from edgekv.choice.settings import Settings, resolve
 from edgekv.choice.stored import picked
 from edgekv.conversation import statistics
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgekv.llama_cpp.llama_speculative import LlamaDraftModel
+    from edgekv.methods import Preset
+
+log = logging.getLogger("edgekv")
 
 CANCELLED = "cancelled: the conversation is as before this turn"
 VOCAB_ONLY = "this model was loaded with vocab_only=True: it has words, and no weights"
@@ -99,7 +104,7 @@ class LoadedModel(Face):
         path, kwargs = str(model_path), dict[str, Any](given)
         _check_names(kwargs)
         # not the parent's business: it would keep the logits of all tokens for one
-        given_drafts = kwargs.pop("draft_model", None)
+        self.draft_model = given_drafts = kwargs.pop("draft_model", None)
         self._kv_drafting = Drafting(
             spec_type,
             spec_ngram_size_n,
@@ -254,6 +259,8 @@ class LoadedModel(Face):
             self._kv_attach(self.settings.stores)
             self._kv_check_drafts(self.settings)
             self._kv_check_memory(self.settings)
+            if self.settings.why_no_recall:
+                log.warning("edgekv: --kv-recall auto is off: %s", self.settings.why_no_recall)
         except BadInput:
             self.close()
             raise
@@ -326,14 +333,26 @@ class LoadedModel(Face):
             if not name.startswith("tokenizer.chat_template") or _can_be_parsed(value)
         }
 
-    def _kv_resolve(self, config: KVConfig, path: str) -> Settings:
+    def _kv_resolve(self, config: KVConfig, path: str, anew: bool = False) -> Settings:
         """What a configuration means for the model at `path` and the cache types that were named;
-        of one that was not, llama.cpp takes f16.
+        of one that was not, llama.cpp takes f16. anew: for another context, which may recall.
         """
-        if self._kv_types == (None, None):
-            return resolve(config, path)
-        type_k, type_v = (facts.type_name(1 if x is None else x) for x in self._kv_types)
-        return resolve(config, path, (type_k, type_v))
+        types, why_not = None, self._kv_why_no_recall(anew)
+        if self._kv_types != (None, None):
+            type_k, type_v = (facts.type_name(1 if x is None else x) for x in self._kv_types)
+            types = type_k, type_v
+        return resolve(config, path, types, why_not)
+
+    def _kv_why_no_recall(self, anew: bool) -> Callable[[Preset, bool], str]:
+        """See `resolve`. A context recalls as it was made to, whatever the ratio is later."""
+        if self.is_drafting:
+            return lambda *_: "drafts are asked for"
+        if anew or self.engine is None:
+            return recall.why_not
+        if self.engine.archives[1]:
+            return recall.nothing_evicted
+        why = self.settings.why_no_recall
+        return lambda *_: why or "the conversation began without it"
 
     def _kv_pick_types(self, path: str, n_gpu_layers: int) -> tuple[int, int] | None:
         """The types that a cache with these settings gets because none was named, as ggml's
@@ -370,14 +389,27 @@ class LoadedModel(Face):
                 )
                 self._kv_note = f"runs uncompressed: {why}"
             return
+        try:
+            self.engine = self._kv_make_engine()
+        except EdgeKVError as error:
+            if self._kv_config.recall != AUTO or not self.settings.recall:
+                raise
+            why = str(error)  # this model, device or folder cannot
+            config = replace(self._kv_config, recall=0.0)
+            self.settings = replace(self._kv_resolve(config, self.model_path), why_no_recall=why)
+            self.engine = self._kv_make_engine()
+
+    def _kv_make_engine(self) -> Engine:
+        """Raises EdgeKVError where there is to be an archive and cannot be."""
         # the engine must not hold this object: both would live until Python looks for circles
         model = self._model
-        self.engine = Engine(
+        engine = Engine(
             self._ctx.ctx,
             self.settings,
             lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
         )
-        self.engine.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
+        engine.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
+        return engine
 
     def _kv_check_wish(self, settings: Settings) -> None:
         """Raises BadInput if a loaded model cannot have these settings."""

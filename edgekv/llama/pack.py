@@ -96,7 +96,7 @@ class Pack:
     @property
     def is_archived(self) -> bool:
         """Whether it has the rows of all tokens: other options choose anew what stays of them."""
-        return self.settings.archive != "off" or self.settings.recall > 0
+        return self.settings.archive != "off" or bool(self.settings.recall)
 
 
 def write(

@@ -68,7 +68,8 @@ class Wish:
     memory: int | None = None
     """Bytes that the cache never exceeds between prompts; None: any."""
     archive: str = "off"
-    recall: float = 0.0
+    recall: float | str = 0.0
+    """'auto': where the preset of a ratio gains by it."""
     parallel: int = 1
     """Answers of a server under way at once, each of a conversation that fills the context."""
 
@@ -166,7 +167,7 @@ class Planner:
         self._n_ubatch, self._on_gpu = n_ubatch, on_gpu
         self.n_ctx = min(wish.n_ctx, whole_ctx(blueprint.n_ctx_train))
         """What is planned: no more than the model was trained with."""
-        if all(self._is_all_index(ratio) for ratio in wish.ratios):
+        if all(self._is_refused(ratio) for ratio in wish.ratios):
             raise BadInput(
                 "the index of --kv-recall alone takes more than these ratios of a full cache: give"
                 " larger --ratios, or leave --kv-recall out"
@@ -267,10 +268,11 @@ class Planner:
         per_f16 = entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
         index = archive = 0
-        if (w.recall or w.archive != "off") and (shared["ratio"] < 1 or w.memory is not None):
+        recalls = self._recalls(shared["ratio"], preset)
+        if (recalls or w.archive != "off") and (shared["ratio"] < 1 or w.memory is not None):
             full = [x for x in context.layers if x.selects]
             archive = f16_full_bytes(full, n_ctx)
-            index = index_bytes(full, n_ctx, bits_for(shared["ratio"])) if w.recall else 0
+            index = index_bytes(full, n_ctx, bits_for(shared["ratio"])) if recalls else 0
         if w.memory is not None:
             most = rows_within(context.layers, w.memory - index, w.tail, w.window, w.sink)
             if most < n_rows:
@@ -338,14 +340,24 @@ class Planner:
         for types in [only] if only else possible:
             compress = types == possible[0] and not self.blueprint.why
             for ratio in self.wish.ratios if compress else [r for r in self.wish.ratios if r >= 1]:
-                if self._is_all_index(ratio):
+                if self._is_refused(ratio):
                     continue
                 for hidden in self.wish.hidden if self._stores(ratio) else (AUTO,):
                     yield self.point(n_ctx, ratio, types, hidden)
 
+    def _recalls(self, ratio: float, preset: Preset) -> bool:
+        """Whether tokens are recalled at this ratio, as the engine would decide it."""
+        if self.wish.recall != AUTO:
+            return bool(self.wish.recall)
+        return preset.gains_by_recall and not self._on_gpu and not self._is_all_index(ratio)
+
+    def _is_refused(self, ratio: float) -> bool:
+        """Whether a share was named that cannot be recalled at this ratio."""
+        return self.wish.recall not in (0, AUTO) and self._is_all_index(ratio)
+
     def _is_all_index(self, ratio: float) -> bool:
-        """Whether the index of what is recalled alone takes that share, which is refused then."""
-        if not self.wish.recall or ratio >= 1:
+        """Whether the index of what is recalled alone takes that share."""
+        if ratio >= 1:
             return False
         layers = self.blueprint.context(True, CTX_MIN, *self._check_types(("f16", "f16"))).layers
         index = index_bytes((x for x in layers if x.selects), 4096, bits_for(ratio))

@@ -137,6 +137,15 @@ class Preset:
     """Cache types of K and V that `auto` measured it with; None: it was not."""
     measured: str = ""
     """What was measured, one line; empty if nothing was."""
+    recall_gain: float | None = None
+    """How many times as near it came with recall (`kv_recall`); None: that was not measured."""
+
+    @property
+    def gains_by_recall(self) -> bool:
+        """Whether recall came nearer at all. A little is enough: a contest's text is short, and of
+        a longer one an index takes a smaller part (docs/results/recall.md).
+        """
+        return self.recall_gain is not None and self.recall_gain > 1
 
     def query_step(self, n_tokens: int) -> int:
         """One of so many tokens of a prompt has its queries looked at before RoPE."""
