@@ -36,7 +36,8 @@ from tests.fakes import FakeLlama
 ROOT = Path(__file__).resolve().parent.parent
 FIELDS = """
     text model kv_method kv_ratio kv_bytes kv_bytes_used kv_bytes_peak kv_bytes_full
-    kv_bytes_limit kv_bytes_reserved kv_bytes_checkpoints kv_bytes_draft type_k type_v
+    kv_bytes_limit kv_bytes_reserved kv_bytes_checkpoints kv_bytes_archive kv_bytes_index
+    kv_bytes_recalled kv_bytes_draft type_k type_v
     prompt_n kept_n gen_n prefill_ms compress_ms decode_ms prefill_tps decode_tps rss_peak_bytes
 """.split()
 

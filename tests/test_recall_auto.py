@@ -12,7 +12,7 @@ import pytest
 
 import edgekv
 from edgekv import profiles
-from edgekv.commands.report import recall_line
+from edgekv.commands.report import recall_line, stats_table
 from edgekv.errors import BadInput
 from edgekv.llama.instead import renewed
 from edgekv.profiles.places import cached
@@ -196,3 +196,15 @@ def test_fit_plans_what_auto_would_do(found):
     named = json.loads(call(f"{line.replace('auto', '0.05')} 0.2").stdout)["best"]
     sizes = "kv", "index", "archive", "n_kept"
     assert [named[x] for x in sizes] == [best[0.2][x] for x in sizes]
+
+
+def test_statistics_say_what_the_archive_and_its_index_take(opened, text):
+    llm = opened(kv_ratio=0.2)
+    for token in text(4, seed=1):
+        llm.eval([token])
+    stats = llm.kv_stats()
+    assert stats.n_bytes_index == llm.engine.index_bytes(600) < stats.n_bytes_used
+    assert stats.n_bytes_recalled > 0
+    table = stats_table(stats)
+    for n_bytes in (stats.n_bytes_archive, stats.n_bytes_index, stats.n_bytes_recalled):
+        assert f"{n_bytes / 2**20:.1f} MiB" in table.partition("archive")[2].partition("\n")[0]

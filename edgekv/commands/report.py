@@ -105,6 +105,7 @@ def stats_table(stats: KVStats, width: int | None = None) -> str:
         ("full f16 cache", f"{mib(stats.n_bytes_full)} MiB for the tokens seen"),
         ("at its peak", "; ".join(filter(None, [peak, stats.peak_note]))),
         *([("limit", limit_line(stats))] if limited else []),
+        *([("archive", archive_line(stats))] if stats.n_bytes_archive else []),
         *([("checkpoints", checkpoint_line(stats))] if stats.n_bytes_checkpoints else []),
         *([("draft model", f"{mib(stats.n_bytes_draft)} MiB more")] if stats.n_bytes_draft else []),
         ("share of the last prompt" if limited else "share asked for", percent(stats.ratio, 1)),
@@ -126,6 +127,17 @@ def prompt_line(stats: KVStats) -> str:
     states = f", hidden states: {stats.hidden}" * (stats.hidden not in ("", "f32"))
     how = f"layer by layer{states}" if stats.mode == "layers" else "in full, then compressed"
     return f"{read} ({how}), {stats.compress_ms / 1e3:,.1f} s of it to compress"
+
+
+def archive_line(stats: KVStats) -> str:
+    """What lies in the archive's file, and what recall takes and has looked up there."""
+    line = f"{mib(stats.n_bytes_archive)} MiB in a file"
+    if not stats.n_bytes_index:
+        return line
+    return (
+        f"{line}; its index takes {mib(stats.n_bytes_index)} MiB of the KV cache; answers looked up"
+        f" {mib(stats.n_bytes_recalled)} MiB"
+    )
 
 
 def checkpoint_line(stats: KVStats) -> str:

@@ -70,6 +70,8 @@ def cache(done: Done) -> dict[str, Any]:
     """edgekv's own field `kv`: what the conversation's cache takes, and would take in full."""
     kept = done.stats
     archive = {"bytes_archive": kept.n_bytes_archive} if kept.n_bytes_archive else {}
+    if kept.n_bytes_index:
+        archive |= {"bytes_index": kept.n_bytes_index, "bytes_recalled": kept.n_bytes_recalled}
     return {
         "method": kept.method,
         "bytes": kept.n_bytes_used,
