@@ -1,5 +1,5 @@
 """Tiny GGUF models with a head for the token after the next one (MTP, "NextN"): a hybrid with
-recurrent layers (qwen35), and one with attention alone (glm4moe).
+recurrent layers (qwen35), one with attention alone (glm4moe), and the others that have one.
 
 What layers add to a token's embedding is small, so what follows a token depends on it most of all.
 The head says what the model says of the token that it is given, so that most of its guesses are
@@ -17,11 +17,13 @@ import numpy as np
 from tests import models
 
 ARCHS = ("qwen35", "glm4moe")
+OTHERS = ("qwen35moe", "qwen3next", "deepseek2")
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, D_HEAD = 128, 192, 4, 2, 64
-N_LAYER = {"qwen35": 4, "glm4moe": 2}
-"""Without the head; of qwen35 every second one is recurrent."""
+N_LAYER = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "glm4moe": 2, "deepseek2": 2}
+"""Without the head; of Qwen's every second one is recurrent."""
 D_STATE, N_K_HEADS, N_V_HEADS, D_CONV = 32, 2, 4, 4
 N_EXPERT = 4
+N_LORA, N_ROPE = 64, 32  # of latent attention
 Tensors = Iterator[tuple[str, np.ndarray]]
 
 
@@ -38,29 +40,37 @@ def write(path: Path, arch: str, n_nextn: int = 1, gain: float = 0.1, tied: bool
     writer.add_feed_forward_length(N_FF)
     writer.add_block_count(n_layer + n_nextn)
     writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD_KV)
-    writer.add_key_length(D_HEAD)
-    writer.add_value_length(D_HEAD)
-    writer.add_rope_dimension_count(D_HEAD)
+    is_latent, recurs = arch == "deepseek2", arch.startswith("qwen")
+    writer.add_head_count_kv(1 if is_latent else N_HEAD_KV)
+    writer.add_key_length(N_LORA + N_ROPE if is_latent else D_HEAD)
+    writer.add_value_length(N_LORA if is_latent else D_HEAD)
+    writer.add_rope_dimension_count(N_ROPE if is_latent else D_HEAD)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(models.N_VOCAB)
     if n_nextn:
         writer.add_nextn_predict_layers(n_nextn)
-    if arch == "qwen35":
-        writer.add_rope_dimension_sections([11, 11, 10, 0])
+    if is_latent:
+        writer.add_q_lora_rank(N_LORA)
+        writer.add_kv_lora_rank(N_LORA)
+        writer.add_key_length_mla(D_HEAD)
+        writer.add_value_length_mla(D_HEAD)
+    if recurs:
+        if arch != "qwen3next":
+            writer.add_rope_dimension_sections([11, 11, 10, 0])
         writer.add_full_attention_interval(2)
         writer.add_ssm_conv_kernel(D_CONV)
         writer.add_ssm_state_size(D_STATE)
         writer.add_ssm_group_count(N_K_HEADS)
         writer.add_ssm_time_step_rank(N_V_HEADS)
         writer.add_ssm_inner_size(N_V_HEADS * D_STATE)
-    else:
+    if arch != "qwen35":
         writer.add_expert_count(N_EXPERT)
         writer.add_expert_used_count(2)
-        writer.add_expert_shared_count(0)
         writer.add_expert_feed_forward_length(N_FF)
-        writer.add_leading_dense_block_count(1)
+        writer.add_expert_shared_feed_forward_length(N_FF)
+        writer.add_expert_shared_count(0 if arch == "glm4moe" else 1)
+        writer.add_leading_dense_block_count(0 if recurs else 1)
     models.add_tokenizer(writer)
     for name, data in _Tensors(arch, gain).all(n_layer, n_nextn, tied):
         writer.add_tensor(name, data)
@@ -77,7 +87,7 @@ class _Tensors:
         yield "output_norm.weight", self._vector(N_EMBD)
         yield "output.weight", self._matrix(models.N_VOCAB, N_EMBD, 2.5)
         for il in range(n_layer + min(n_nextn, 1)):
-            recurs = self._arch == "qwen35" and il < n_layer and il % 2 == 0
+            recurs = self._arch.startswith("qwen") and il < n_layer and il % 2 == 0
             for name, data in self._layer(il, recurs):
                 yield f"blk.{il}.{name}", data
         if n_nextn:
@@ -94,30 +104,52 @@ class _Tensors:
 
     def _layer(self, il: int, recurs: bool) -> Tensors:
         yield "attn_norm.weight", self._vector(N_EMBD)
-        yield "post_attention_norm.weight", self._vector(N_EMBD)
-        yield from self._recurrent() if recurs else self._attention()
-        if self._arch == "glm4moe" and il > 0:
-            yield "ffn_gate_inp.weight", self._matrix(N_EXPERT, N_EMBD, 1.0)
-            yield "exp_probs_b.bias", np.zeros(N_EXPERT, np.float32)
-            for part, n_out, n_in, gain in self._ffn():
-                experts = [self._matrix(n_out, n_in, gain) for _ in range(N_EXPERT)]
-                yield f"ffn_{part}_exps.weight", np.stack(experts)
+        is_latent = self._arch == "deepseek2"
+        yield "ffn_norm.weight" if is_latent else "post_attention_norm.weight", self._vector(N_EMBD)
+        if recurs:
+            yield from self._recurrent()
         else:
-            for part, n_out, n_in, gain in self._ffn():
-                yield f"ffn_{part}.weight", self._matrix(n_out, n_in, gain)
+            yield from self._latent() if is_latent else self._attention()
+        is_dense = self._arch == "qwen35" or (il == 0 and not self._arch.startswith("qwen"))
+        for part, n_out, n_in, gain in self._ffn():
+            experts = [self._matrix(n_out, n_in, gain) for _ in range(N_EXPERT + 1)]
+            if is_dense:
+                yield f"ffn_{part}.weight", experts[0]
+                continue
+            yield f"ffn_{part}_exps.weight", np.stack(experts[1:])
+            if self._arch != "glm4moe":
+                yield f"ffn_{part}_shexp.weight", experts[0]
+        if not is_dense:
+            yield "ffn_gate_inp.weight", self._matrix(N_EXPERT, N_EMBD, 1.0)
+        if not is_dense and self._arch == "glm4moe":
+            yield "exp_probs_b.bias", np.zeros(N_EXPERT, np.float32)
+        if not is_dense and self._arch.startswith("qwen"):
+            yield "ffn_gate_inp_shexp.weight", self._vector(N_EMBD)
 
     def _ffn(self) -> list[tuple[str, int, int, float]]:
         down = ("down", N_EMBD, N_FF, self._gain)
         return [("gate", N_FF, N_EMBD, 1.0), ("up", N_FF, N_EMBD, 1.0), down]
 
     def _attention(self) -> Tensors:
-        gate = 2 if self._arch == "qwen35" else 1  # of queries: each head's, and its gate
+        gate = 2 if self._arch.startswith("qwen") else 1  # of queries: each head's, and its gate
         yield "attn_q.weight", self._matrix(gate * N_HEAD * D_HEAD, N_EMBD, 1.0)
         yield "attn_k.weight", self._matrix(N_HEAD_KV * D_HEAD, N_EMBD, 1.0)
         yield "attn_v.weight", self._matrix(N_HEAD_KV * D_HEAD, N_EMBD, 1.0)
         yield "attn_output.weight", self._matrix(N_EMBD, N_HEAD * D_HEAD, 2 * self._gain)
         for part in "qk":
             yield f"attn_{part}_norm.weight", self._vector(D_HEAD, 1.2)
+
+    def _latent(self) -> Tensors:
+        d_nope = D_HEAD - N_ROPE
+        yield "attn_q_a.weight", self._matrix(N_LORA, N_EMBD, 1.0)
+        yield "attn_q_a_norm.weight", self._vector(N_LORA)
+        yield "attn_q_b.weight", self._matrix(N_HEAD * D_HEAD, N_LORA, 1.0)
+        yield "attn_kv_a_mqa.weight", self._matrix(N_LORA + N_ROPE, N_EMBD, 1.0)
+        yield "attn_kv_a_norm.weight", self._vector(N_LORA)
+        for part, n_out, n_in in (("k", N_LORA, d_nope), ("v", D_HEAD, N_LORA)):
+            heads = [self._matrix(n_out, n_in, 1.0) for _ in range(N_HEAD)]
+            yield f"attn_{part}_b.weight", np.stack(heads)
+        yield "attn_output.weight", self._matrix(N_EMBD, N_HEAD * D_HEAD, 2 * self._gain)
 
     def _recurrent(self) -> Tensors:
         n_key, n_value = N_K_HEADS * D_STATE, N_V_HEADS * D_STATE
@@ -126,8 +158,11 @@ class _Tensors:
         yield "ssm_conv1d.weight", self._matrix(2 * n_key + n_value, D_CONV, 1.0)
         yield "ssm_dt.bias", self._vector(N_V_HEADS, 0.5)
         yield "ssm_a", -self._vector(N_V_HEADS, 0.3)
-        yield "ssm_beta.weight", self._matrix(N_V_HEADS, N_EMBD, 1.0)
-        yield "ssm_alpha.weight", self._matrix(N_V_HEADS, N_EMBD, 1.0)
+        if self._arch == "qwen3next":
+            yield "ssm_ba.weight", self._matrix(2 * N_V_HEADS, N_EMBD, 1.0)
+        else:
+            yield "ssm_beta.weight", self._matrix(N_V_HEADS, N_EMBD, 1.0)
+            yield "ssm_alpha.weight", self._matrix(N_V_HEADS, N_EMBD, 1.0)
         yield "ssm_norm.weight", self._vector(D_STATE)
         yield "ssm_out.weight", self._matrix(N_EMBD, n_value, self._gain)
 

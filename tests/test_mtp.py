@@ -81,6 +81,16 @@ def test_answers_are_those_without_heads(model, arch, tied, kind, ratio):
     check_near(*written_and_seen(llm, turn, 20), expected, seen)
 
 
+@pytest.mark.parametrize("arch", mtp_models.OTHERS)
+def test_other_models_with_heads_write_the_same(model, arch):
+    path, prompt, more = model(arch), few(300), dict(kv_ratio=0.3, kv_tail=64)
+    expected, seen = written_and_seen(load(path, **more), prompt, 60)
+    llm = with_heads(path, **more)
+    got, seen_too = written_and_seen(llm, prompt, 60)
+    check_near(got, seen_too, expected, seen)
+    assert share_right(llm, [*prompt, *got]) > 0.2
+
+
 def weights(path):
     """float32 arrays of a model file, [n_out, n_in] or [n], by name."""
     return {
