@@ -461,7 +461,7 @@ class Report:
             (f"queries and inputs{there}", mib(point.inputs)),
             ("compute buffers", mib(point.compute)),
             (f"the other answers under way{there}", mib(point.others)),
-            ("what drafts, and its cache", mib(point.draft)),
+            ("draft model or MTP head, and its cache", mib(point.draft)),
             ("process", mib(point.process)),
             ("at the peak", mib(point.peak)),
         ]
