@@ -177,7 +177,11 @@ struct few_eight_rows : F {
     }
     void next() {
         at += sizeof(B);
-        for (size_t i = 0; i < 8 * sizeof(B); i += 64) _mm_prefetch(after + i, _MM_HINT_T0);
+        // the nearest cache has no room for long ones beside eight that are read
+        if (8 * nb > 12 << 10)
+            for (size_t i = 0; i < 8 * sizeof(B); i += 64) _mm_prefetch(after + i, _MM_HINT_T1);
+        else
+            for (size_t i = 0; i < 8 * sizeof(B); i += 64) _mm_prefetch(after + i, _MM_HINT_T0);
         after += 8 * sizeof(B);
     }
 };
