@@ -86,11 +86,11 @@ struct few_work {
     float * out(int t, int r) const { return dst + (t0 + t) * n_rows + r; }
 };
 
-// Brings n blocks of B from 2 KiB ahead: the processor alone is late where tokens keep its queue
+// Brings a block of B from 2 KiB ahead: the processor alone is late where tokens keep its queue
 // full
 template <class B>
-inline void few_ahead(const B * b, int n = 1) {
-    for (size_t i = 0; i < n * sizeof(B); i += 64)
+inline void few_ahead(const B * b) {
+    for (size_t i = 0; i < sizeof(B); i += 64)
         _mm_prefetch((const char *) b + 2048 + i, _MM_HINT_T0);
 }
 
