@@ -196,7 +196,7 @@ class LoadedModel(Face):
             if why:
                 raise mtp.none(self.model_path, why)
             keep_hidden(self.ctx)
-            self.draft = MtpHeads(self)
+            self.draft = MtpHeads(self, self.costs, self.stop_flag)
             self._stack.callback(self.draft.close)
         except EdgeKVError:
             self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from ctypes import c_bool
 from typing import TYPE_CHECKING
 from weakref import proxy
 
@@ -16,7 +17,8 @@ from edgekv.conversation.hidden import HiddenStates
 from edgekv.native.mtp import WINDOW, MtpContext
 
 if TYPE_CHECKING:
-    from edgekv.llama.loaded import LoadedModel
+    from edgekv.chat.drafts import Costs
+    from edgekv.conversation.holder import Holder
 
 
 class MtpHeads:
@@ -27,11 +29,11 @@ class MtpHeads:
     there. Raises EdgeKVError if there can be no context.
     """
 
-    def __init__(self, llm: LoadedModel) -> None:
+    def __init__(self, llm: Holder, costs: Costs, stop_flag: c_bool) -> None:
         params = llm.context_params
-        self._llm, self._costs = proxy(llm), llm.costs  # which holds this object
+        self._llm, self._costs = proxy(llm), costs  # which holds this object
         self._context = MtpContext(
-            llm.model, llm.n_ctx(), params.n_threads, params.offload_kqv, llm.stop_flag
+            llm.model, llm.n_ctx(), params.n_threads, params.offload_kqv, stop_flag
         )
         self._user: object = None
         self._text: list[int] = []
