@@ -86,12 +86,13 @@ struct few_work {
     float * out(int t, int r) const { return dst + (t0 + t) * n_rows + r; }
 };
 
-// Brings a block of B from 2 KiB ahead: the processor alone is late where tokens keep its queue
-// full
-template <class B>
+// Brings a block of B from 2 KiB ahead: the processor alone is late where the sums of N tokens keep
+// its queue full. With one it is not, and that would be in its way
+template <int N, class B>
 inline void few_ahead(const B * b) {
-    for (size_t i = 0; i < sizeof(B); i += 64)
-        _mm_prefetch((const char *) b + 2048 + i, _MM_HINT_T0);
+    if constexpr (N > 1)
+        for (size_t i = 0; i < sizeof(B); i += 64)
+            _mm_prefetch((const char *) b + 2048 + i, _MM_HINT_T0);
 }
 
 inline float few_f32(ggml_half x) { return GGML_CPU_FP16_TO_FP32(x); }
@@ -175,6 +176,7 @@ struct few_eight_rows : F {
         u[3] = F::levels(of(5), of(7));
         few_put_beside(u);
     }
+    template <int N>
     void next() {
         at += sizeof(B);
         // the nearest cache has no room for long ones beside eight that are read
@@ -198,7 +200,10 @@ struct few_sides_q4_0 : few_q4_0 {
             u[2 + j] = few_high_four(v);
         }
     }
-    void next() { few_ahead(++b); }
+    template <int N>
+    void next() {
+        few_ahead<N>(++b);
+    }
 };
 
 // ROWS: one of these two
@@ -217,7 +222,7 @@ void few_products_32<ROWS>::rows(const few_work & w) {
         const auto * x = w.pieces<token>();
         few_floats sums[N];
         for (auto & s : sums) s = few_set(0);
-        for (int i = 0; i < w.n_in; i += 32, b.next(), x += w.n) {
+        for (int i = 0; i < w.n_in; i += 32, b.template next<N>(), x += w.n) {
             few_bytes u[4];
             b.levels(u);
             const few_floats d = b.scales();
@@ -387,7 +392,7 @@ void few_of_256<F>::rows(const few_work & w) {
         few_floats sums[N];
         for (auto & s : sums) s = few_set(0);
         for (int i = 0; i < w.n_in; i += 256, ++b, x += w.n) {
-            few_ahead(b);
+            few_ahead<N>(b);
             float scale;
             few_floats low;
             few_total here[N];
@@ -425,7 +430,7 @@ void few_sides_q4_K::rows(const few_work & w) {
         for (auto & s : sums) s = few_set(0);
         for (auto & s : lows) s = _mm256_setzero_ps();
         for (int i = 0; i < w.n_in; i += 256, ++b, x += w.n) {
-            few_ahead(b);
+            few_ahead<N>(b);
             const __m256 d = few_eight_of(b->d), d_low = few_eight_of(b->dmin);
             few_floats here[N];
             for (auto & s : here) s = few_set(0);
