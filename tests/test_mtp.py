@@ -336,7 +336,7 @@ def test_a_model_without_heads_is_refused(model, tmp_path, more, why):
 
 @ARCHS
 def test_heads_are_planned_for_and_typed(model, arch):
-    line = f"fit -m {model(arch)} --memory 2GiB -c 2048 --ratios 0.2 --kv-method snapkv --json"
+    line = f"fit -m {model(arch)} --memory 16GiB -c 2048 --ratios 0.2 --kv-method snapkv --json"
     alone, both = (
         json.loads(typed(f"{line}{more}").stdout)["best"] for more in ("", " --spec-type draft-mtp")
     )
