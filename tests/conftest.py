@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -89,3 +90,16 @@ def demo_model() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the extra `demo` is not installed")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+@pytest.fixture
+def found(known, monkeypatch, tmp_path):
+    """The model of a file's `known` (model, profile), whose profile lies where it is looked for."""
+    from edgekv.profiles import identify
+    from edgekv.profiles.places import cached
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = cached(identify(known[0]))
+    target.parent.mkdir(parents=True)
+    shutil.copy(known[1], target)
+    return known[0]

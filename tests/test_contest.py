@@ -407,16 +407,6 @@ def test_rows_on_a_device_have_one_type(known):
     assert best(shape | {"d_head_v": 48}, ("q8_0", "q5_1")) == ("q8_0", "q8_0")
 
 
-@pytest.fixture
-def found(known, monkeypatch, tmp_path):
-    """The model, whose profile with a contest lies where it is looked for."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target = cached(profiles.identify(known[0]))
-    target.parent.mkdir(parents=True)
-    shutil.copy(known[1], target)
-    return known[0]
-
-
 def test_evaluation_and_benchmark_take_what_a_chat_takes(found):
     model = found
     kinds = [stored_as(model, model_info(model), "auto", ratio) for ratio in (0.5, 0.2, 0.1)]

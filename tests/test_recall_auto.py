@@ -15,7 +15,6 @@ from edgekv import profiles
 from edgekv.commands.report import recall_line, stats_table
 from edgekv.errors import BadInput
 from edgekv.llama.instead import renewed
-from edgekv.profiles.places import cached
 from edgekv.profiles.winners import METHODS, PLAIN, RECALL, Distance, Winner, Winners
 from tests import mla
 from tests.engine import feed, logits, random_profile
@@ -171,16 +170,6 @@ def test_a_user_hears_of_it_who_did_not_ask(opened):
         dict(kv_ratio=0.2, kv_recall=0, spec_type="ngram-simple"),
     ):
         assert recall_line(opened(**options).kv_stats()) == ""
-
-
-@pytest.fixture
-def found(known, monkeypatch, tmp_path):
-    """The model, whose profile lies where it is looked for."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target = cached(profiles.identify(known[0]))
-    target.parent.mkdir(parents=True)
-    shutil.copy(known[1], target)
-    return known[0]
 
 
 def test_a_pipe_hears_nothing_of_it(found):

@@ -52,7 +52,7 @@ void in_threads(int n, F && f) {
 }
 
 context_ptr new_context() {
-    return { ggml_init({ 2 * ggml_tensor_overhead() * 16 + ggml_graph_overhead(), nullptr, true }),
+    return { ggml_init({ 4 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }),
         ggml_free };
 }
 
@@ -79,7 +79,7 @@ void read_all(const ggml_tensor * w, int ith, int nth) {
 }
 
 void measure(ggml_type type, bool sides, int n_threads, int n_reps, ggml_backend_t backend) {
-    const context_ptr of_weight = new_context(), of_tokens = new_context();
+    const context_ptr of_weight = new_context();
     ggml_tensor * w = ggml_new_tensor_2d(of_weight.get(), type, N_IN, N_ROWS);
     const buffer_ptr here = { ggml_backend_alloc_ctx_tensors_from_buft(of_weight.get(),
                                   sides ? ggml_backend_cpu_repack_buffer_type()

@@ -116,8 +116,6 @@ inline few_floats few_to_f32(few_ints x) { return _mm512_cvtepi32_ps(x); }
 
 inline few_floats few_set(float x) { return _mm512_set1_ps(x); }
 inline few_floats few_load(const float * p) { return _mm512_loadu_ps(p); }
-inline void few_store(float * p, few_floats x) { _mm512_storeu_ps(p, x); }
-inline few_floats few_from_halves(const ggml_half * x) { return _mm512_cvtph_ps(few_32(x)); }
 inline few_floats few_from_int8(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
 inline few_floats few_from_eight(__m256 x) { return _mm512_zextps256_ps512(x); }
 inline few_floats few_mul(few_floats a, few_floats b) { return _mm512_mul_ps(a, b); }
@@ -125,12 +123,6 @@ inline few_floats few_fma(few_floats a, few_floats b, few_floats c) {
     return _mm512_fmadd_ps(a, b, c);
 }
 inline float few_sum(few_floats x) { return _mm512_reduce_add_ps(x); }
-// two floats in eight lanes each
-inline few_floats few_eights(const float * p) {
-    const __m512d both = _mm512_castpd128_pd512(_mm_load_sd((const double *) p));
-    return _mm512_permutexvar_ps(
-        _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), _mm512_castpd_ps(both));
-}
 
 using few_total = few_floats;
 using few_scales = few_floats;
@@ -316,13 +308,6 @@ inline few_floats few_set(float x) { return { _mm256_set1_ps(x), _mm256_set1_ps(
 inline few_floats few_load(const float * p) {
     return { _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8) };
 }
-inline void few_store(float * p, few_floats x) {
-    _mm256_storeu_ps(p, x.a);
-    _mm256_storeu_ps(p + 8, x.b);
-}
-inline few_floats few_from_halves(const ggml_half * x) {
-    return { _mm256_cvtph_ps(few_16(x)), _mm256_cvtph_ps(few_16(x + 8)) };
-}
 inline few_floats few_from_int8(__m128i x) {
     return few_to_f32({ _mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)) });
 }
@@ -338,9 +323,6 @@ inline float few_sum(few_floats x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-inline few_floats few_eights(const float * p) {
-    return { _mm256_broadcast_ss(p), _mm256_broadcast_ss(p + 1) };
 }
 
 using few_total = few_ints;
