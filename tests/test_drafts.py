@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgekv.chat.drafts import MOST, Costs, Drafting, Ngrams
+from edgekv.chat.drafts import MOST, Costs, Drafting
+from edgekv.chat.ngrams import Ngrams
+from edgekv.chat.source import Words
 from edgekv.conversation import state
 from edgekv.errors import BadInput
 from edgekv.serve.conversations import ServerConversations
@@ -39,6 +41,24 @@ class Cheap(Costs):
     def guessed(self, ms: float) -> None: ...
 
     def was_read(self, n_tokens: int, ms: float) -> None: ...
+
+
+def ngrams(drafting: Drafting, costs: Costs) -> Ngrams:
+    """Of tokens that spell nothing."""
+    return Ngrams(drafting, costs, Words(lambda token: b"", lambda text: []))
+
+
+class Spelled:
+    """Tokens of texts: a word with the space before it, a digit, or signs."""
+
+    def __init__(self) -> None:
+        self._texts: list[bytes] = []
+        self.words = Words(self._texts.__getitem__, self.tokens)
+
+    def tokens(self, text: bytes) -> list[int]:
+        pieces = re.findall(rb"[ ,]?[A-Za-z]+|[0-9]|[^A-Za-z0-9]+?(?= ?[A-Za-z0-9]|$)", text)
+        self._texts += [piece for piece in pieces if piece not in self._texts]
+        return [self._texts.index(piece) for piece in pieces]
 
 
 class Known:
@@ -270,7 +290,7 @@ def test_a_server_writes_the_same_with_drafts(tiny, text, n_parallel):
 
 
 def test_a_text_goes_on_as_before():
-    guesses = Ngrams(Drafting("ngram-simple", 3, 5), Cheap())
+    guesses = ngrams(Drafting("ngram-simple", 3, 5), Cheap())
     assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2], 9) == []
     assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 9) == [4, 5, 6, 7, 1]
     assert guesses.next([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 2) == [4, 5]
@@ -278,21 +298,21 @@ def test_a_text_goes_on_as_before():
 
 
 def test_a_text_that_repeats_itself_goes_on_so():
-    guesses = Ngrams(Drafting("ngram-mod", 2, 6), Cheap())
+    guesses = ngrams(Drafting("ngram-mod", 2, 6), Cheap())
     assert guesses.next([9, 1, 2, 1, 2], 9) == [1, 2, 1, 2, 1, 2]
 
 
 def test_the_place_where_most_tokens_are_the_same_is_taken():
-    guesses = Ngrams(Drafting("ngram-simple", 2, 3), Cheap())
+    guesses = ngrams(Drafting("ngram-simple", 2, 3), Cheap())
     text = [9, 8, 1, 2, 50, 51, 52, 7, 1, 2, 60, 61, 62, 9, 8, 1]
     assert guesses.next([*text, 2], 9) == [50, 51, 52]
     assert guesses.next([*text, 2, 50], 9) == [51, 52, 7]
-    assert Ngrams(Drafting("ngram-simple", 2, 3), Cheap()).next([*text[2:], 7, 1, 2], 9)[0] == 60
+    assert ngrams(Drafting("ngram-simple", 2, 3), Cheap()).next([*text[2:], 7, 1, 2], 9)[0] == 60
 
 
 def test_of_a_long_prompt_the_whole_is_searched():
     text = list(range(1000, 4000))
-    guesses = Ngrams(Drafting("ngram-simple", 2, 3), Cheap())
+    guesses = ngrams(Drafting("ngram-simple", 2, 3), Cheap())
     assert guesses.next([*text, 1003, 1004], 9) == [1005, 1006, 1007]
 
 
@@ -302,11 +322,11 @@ def test_rows_with_other_words_in_the_same_places_are_alike():
         return [1, 2, 3, 1000 + i, 4, 5, 6, 7, 2000 + i, 3000 + i, 8, 9]
 
     text = [*row(0), *row(1), *row(2)[:5]]
-    assert Ngrams(Drafting("ngram-simple"), Cheap()).next(text, 3) == [5, 6, 7]
+    assert ngrams(Drafting("ngram-simple"), Cheap()).next(text, 3) == [5, 6, 7]
     costs = Costs()
     costs.took(1, 10.0)
     costs.took(2, 14.0)
-    guesses = Ngrams(Drafting("ngram-simple"), costs)
+    guesses = ngrams(Drafting("ngram-simple"), costs)
     tokens = [token for i in range(12) for token in row(i)]
     drafts = [guesses.next(tokens[: i + 1], 9) for i in range(len(tokens))]
     # drafts of the last rows end before a word, which was not foreseen in the rows before
@@ -314,11 +334,58 @@ def test_rows_with_other_words_in_the_same_places_are_alike():
     assert ends == [[2, 3], [5, 6, 7], [9, 1, 2, 3]]
 
 
+NAMES = "Rosa Finn Bo Quin Kim Otto Lea Hana Ada Jo".split()
+FORMS = {
+    "a table": "{},{},{},{}",
+    "a list": "- id: {}\n  name: {}\n  age: {}\n  code: {}",
+    "JSON": '  {{"id": {}, "name": "{}", "age": {}, "code": {}}},',
+    "sentences": "{}. The member {} is {} years old and has the code {}.",
+}
+
+
+@pytest.mark.parametrize("to", ["JSON", "sentences", "a table"])
+@pytest.mark.parametrize("of", ["a table", "a list", "JSON"])
+def test_words_of_a_table_are_foreseen_in_another_form(of, to):
+    rng, spelled = np.random.default_rng(0), Spelled()
+    rows = [(i + 7, NAMES[i], *rng.integers(9, 9999, 2)) for i in range(10)]
+    text = ["\n".join(FORMS[form].format(*row) for row in rows) for form in (of, to)]
+    prompt = spelled.tokens(f"Here it is:\n{text[0]}\n\nGive me {to}.".encode())
+    answer = spelled.tokens(text[1].encode())
+    costs = Costs()
+    costs.took(1, 10.0)
+    costs.took(2, 10.5)
+    guesses = Ngrams(Drafting("ngram-simple"), costs, spelled.words)
+    guesses.next(prompt, 9)
+    drafts = [guesses.next(prompt + answer[:i], 15) for i in range(1, len(answer))]
+    is_right = [bool(draft) and draft[0] == x for draft, x in zip(drafts, answer[1:])]
+    n = len(answer) * 6 // 10
+    assert np.mean(is_right[n:]) > 0.9
+    # and several words of one draft
+    right = [draft == answer[1:][i : i + len(draft)] for i, draft in enumerate(drafts)][n:]
+    assert np.mean([len(draft) * is_all for draft, is_all in zip(drafts[n:], right)]) > 5
+
+
+def test_a_word_gets_the_signs_of_another_one():
+    # as vocabularies that put a space in front of a text
+    texts = [b" a", b"a", b",b", b" b", b"-b", b" c", b"7"]
+
+    def tokens(text: bytes) -> list[int]:
+        given = b" " + text
+        return [texts.index(given)] if given in texts else [*map(texts.index, [b" a", b" c"])]
+
+    words = Words(texts.__getitem__, tokens)
+    assert words.split(2) == (b",", b"b")
+    assert words.split(6) == (b"", b"7")
+    assert words.alike(2, like=0) == 3
+    assert words.alike(2, like=1) is None
+    assert words.alike(0, like=2) is None
+
+
 def test_guesses_that_are_wrong_are_checked_no_more():
     costs = Costs()
     costs.took(1, 10.0)
     costs.took(2, 10.5)
-    guesses = Ngrams(Drafting("ngram-simple", 2), costs)
+    guesses = ngrams(Drafting("ngram-simple", 2), costs)
     rng, tokens, n = np.random.default_rng(0), [], []
     for _ in range(60):
         tokens += [1, 2, int(rng.integers(100, 2**20))]

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.chat import completion, parts
-from edgekv.chat.drafts import NGRAMS, Drafts, First, Ngrams
+from edgekv.chat.drafts import NGRAMS, Drafts, First
 from edgekv.chat.guesses import Guesses
+from edgekv.chat.ngrams import Ngrams
 from edgekv.chat.sampler import Sampler, Sampling
+from edgekv.chat.source import Words
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
 from edgekv.errors import BadInput
 from edgekv.llama.evaluation import Evaluation
@@ -155,11 +157,20 @@ class Answering(Evaluation):
     def draft_model(self, given: Any) -> None:
         self._kv_given_drafts = given
 
+    @cached_property
+    def words(self) -> Words:
+        """What its tokens spell."""
+        llm = proxy(self)
+        return Words(
+            lambda token: llm.tokenizer_.detokenize([token]),
+            lambda text: llm.tokenizer_.tokenize(text, False, False),
+        )
+
     def drafts(self) -> Drafts:
         """Those of an answer that begins."""
         drafting, kinds = self._kv_drafting, list[Drafts]()
         if not set(NGRAMS).isdisjoint(drafting.types):
-            kinds.append(Ngrams(drafting, self.costs))
+            kinds.append(Ngrams(drafting, self.costs, self.words))
         if self.draft is not None:
             kinds.append(Guesses(drafting, self.costs, self.draft))
         return First(kinds)
