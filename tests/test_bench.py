@@ -63,9 +63,10 @@ ADDED = """
     kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used
     kv_bytes_allocated kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
     read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill n_parallel spec_type
-    note
+    kv_recall kv_bytes_index kv_bytes_archive kv_bytes_recalled note
 """.split()
 SAMPLE = {
+    **dict.fromkeys(("kv_bytes_index", "kv_bytes_archive", "kv_bytes_recalled"), 0),
     "ns": 2_000_000_000,
     "depth_ns": 1,
     "method": "snapkv",
@@ -483,6 +484,26 @@ def test_answers_are_written_with_drafts_and_without(little, setting):
     assert [x["kv_tokens_full"] >= 230 and x["ns"] > 0 for x in found] == [True] * 3
     assert not any(x["read_bytes_weights"] or x["read_bytes_kv"] for x in found)
     assert case.test == "tg30 none @ d200"
+
+
+def test_a_row_with_recall_says_what_was_looked_up(little, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    case = Case(little, 0, 8, 600, kv_method="snapkv", kv_ratio=0.5, kv_recall=0.1)
+    without, found = (measure.sample(replace(case, kv_recall=x), False, False) for x in (0.0, 0.1))
+    names = ("kv_bytes_index", "kv_bytes_archive", "kv_bytes_recalled")
+    assert [without[name] for name in names] == [0, 0, 0]
+    assert found["kv_bytes_archive"] >= 600 * found["kv_bytes_full"] // 608
+    assert 0 < found["kv_bytes_index"] < found["kv_bytes_allocated"]
+    made = [
+        fields.record(x, [y], 0)
+        for x, y in ((replace(case, kv_recall=0.0), without), (case, found))
+    ]
+    head, rows = (lambda c: ([h for h, _, _ in c], formats.rows(made)))(formats.columns(made))
+    looked = found["kv_bytes_recalled"] / 2**20
+    assert [row[head.index("recall")] for row in rows] == [None, 0.1]
+    assert [row[head.index("looked up MiB")] for row in rows] == [None, looked]
+    assert looked > 0
+    assert case.setting.endswith("recall 0.1") and case.full("f16").kv_recall == 0
 
 
 def test_what_a_token_reads_is_shared_by_several_conversations(little):
@@ -1052,6 +1073,10 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
         (["-m", "M", "-np", "1,32"], "at most 31"),
         (["-m", "M", "-npl", "2", "-n", "449"], "at most 448"),
         (["-m", "M", "-npl", "2", "--long"], "leave -npl out"),
+        (["-m", "M", "-npl", "2", "--kv-recall", "0.05"], "leave -npl"),
+        (["-m", "M", "--kv-recall", "0.05", "--long"], "leave --kv-recall out"),
+        (["-m", "M", "--kv-recall", "auto"], "from 0 up to 1"),
+        (["-m", "M", "--kv-recall", "1.5"], "from 0 up to 1"),
     ],
 )
 def test_mistakes_are_one_line(little, quick, args, says):

@@ -81,6 +81,10 @@ OURS: dict[str, type] = {
     "kv_fill": str,
     "n_parallel": int,
     "spec_type": str,
+    "kv_recall": float,
+    "kv_bytes_index": int,
+    "kv_bytes_archive": int,
+    "kv_bytes_recalled": int,
     "note": str,
 }
 """Bytes, if nothing else is said.
@@ -93,7 +97,9 @@ mem_bandwidth: bytes per second that as many threads got from main memory; 0 if 
 kv_fill: how the depth got there, `repeat` if most of it was not read; peaks and compress_ms are 0
 then. n_parallel: conversations; speeds, tokens and bytes of the cache are of all together, and what
 writing a token reads is its share. spec_type: drafts of an answer, empty where random tokens are
-written; with them a token's reads are not known, and 0.
+written; with them a token's reads are not known, and 0. kv_recall: share of
+the tokens that each new one looks up, 0: none; kv_bytes_index: part of kv_bytes_allocated by which
+they are found; kv_bytes_archive: in a file; kv_bytes_recalled: rows that the test looked up there.
 """
 DEFAULTS: dict[str, Any] = {
     "build_number": 0,
@@ -124,6 +130,9 @@ FIRSTS = (
     "kv_bytes_allocated",
     "read_bytes_weights",
     "read_bytes_kv",
+    "kv_bytes_index",
+    "kv_bytes_archive",
+    "kv_bytes_recalled",
 )
 """The same in every sample."""
 PEAKS = ("kv_bytes_peak", "mem_peak_device")
@@ -175,6 +184,7 @@ def record(
         "kv_fill": "repeat" if case.is_filled else "read",
         "n_parallel": case.n_parallel,
         "spec_type": case.spec_type,
+        "kv_recall": case.kv_recall,
         "note": FILLED if case.is_filled else "",
     }
     return {name: values[name] for name in (*LLAMA_BENCH, *OURS)} | {

@@ -62,6 +62,13 @@ def columns(records: Sequence[Record]) -> list[tuple[str, str, Callable[[Record]
         ),
         ("process MiB", "{}", _memory),
     ]
+    if any(r["kv_recall"] for r in records):
+        found += [
+            ("recall", "{:g}", lambda r: r["kv_recall"] or None),
+            ("index MiB", "{:,.1f}", lambda r: _in_mib(r, "kv_bytes_index")),
+            ("archive MiB", "{:,.1f}", lambda r: _in_mib(r, "kv_bytes_archive")),
+            ("looked up MiB", "{:,.1f}", lambda r: _in_mib(r, "kv_bytes_recalled")),
+        ]
     if "eval_needle" in records[0]:
         found.append(("needles found", "", lambda r: r["eval_needle"]))
     return found
@@ -100,6 +107,11 @@ def _is_shown(name: str, records: Sequence[Record]) -> bool:
     if name == "flash_attn":
         return 0 in values
     return len(values) > 1 or values != {USUAL[name]}
+
+
+def _in_mib(r: Record, name: str) -> float | None:
+    """Of a row with recall."""
+    return r[name] / MIB if r["kv_recall"] else None
 
 
 def _memory(r: Record) -> str:

@@ -83,6 +83,9 @@ def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
         "kv_bytes_used": total(after, "n_bytes_used"),
         "kv_bytes_allocated": total(after, "n_bytes"),
         "kv_bytes_peak": talks.n_bytes_peak,
+        "kv_bytes_index": total(after, "n_bytes_index"),
+        "kv_bytes_archive": total(after, "n_bytes_archive"),
+        "kv_bytes_recalled": total(after, "n_bytes_recalled") - total(before, "n_bytes_recalled"),
         "read_bytes_kv": n_used // (2 * n) if reads_alone else 0,
         "read_bytes_weights": touched(llm) // n if reads_alone else 0,
         "compress_ms": total(after, "compress_ms") if case.n_depth or case.n_prompt else 0.0,
@@ -107,6 +110,7 @@ def load(case: Case, verbose: bool = False) -> Any:
             kv_ratio=case.kv_ratio,
             kv_method=case.kv_method,
             kv_hidden=case.kv_hidden,
+            kv_recall=case.kv_recall,
             kv_min_tokens=MIN_TOKENS,
         )
     )

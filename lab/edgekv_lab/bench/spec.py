@@ -94,6 +94,8 @@ class Case:
     spec_type: str = ""
     """Drafts of the answer that is written behind a text; empty: random tokens are written."""
     draft_model: str | None = None
+    kv_recall: float = 0.0
+    """Share of the tokens that each new one looks up in an archive."""
 
     @classmethod
     def of(cls, request: dict[str, Any]) -> Case:
@@ -129,8 +131,12 @@ class Case:
         return (
             f"{self.types} full"
             if self.is_full
-            else f"{self.types} x {self.kv_ratio:g} {self.kv_method}"
+            else f"{self.types} x {self.kv_ratio:g} {self.kv_method}{self._recall}"
         )
+
+    @property
+    def _recall(self) -> str:
+        return f", recall {self.kv_recall:g}" * (self.kv_recall > 0)
 
     @property
     def label(self) -> str:
@@ -138,14 +144,14 @@ class Case:
         return (
             f"full {self.types}"
             if self.is_full
-            else f"{self.kv_method} at {self.kv_ratio:g}, {self.types}"
+            else f"{self.kv_method} at {self.kv_ratio:g}, {self.types}{self._recall}"
         )
 
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""
-        return replace(
-            self, type_k=kind, type_v=kind, kv_method=FULL, kv_ratio=1.0, kv_hidden="auto"
-        )
+        whole = Case(self.model, 0, 0, 0)
+        unset = {x: getattr(whole, x) for x in ("kv_method", "kv_ratio", "kv_hidden", "kv_recall")}
+        return replace(self, type_k=kind, type_v=kind, **unset)
 
     def same_test(self, other: Case) -> bool:
         """Whether two rows differ in nothing but their cache."""
@@ -182,6 +188,7 @@ class Lists:
     n_parallel: Sequence[int] = (1,)
     spec_type: Sequence[str] = ("",)
     draft_model: str | None = None
+    kv_recall: Sequence[float] = (0.0,)
 
     def tests(self) -> list[tuple[int, int]]:
         return [
@@ -232,16 +239,16 @@ class Lists:
 
     def _settings(self, model: str) -> Iterator[dict[str, Any]]:
         pairs: Sequence[tuple[str, str] | None] = self.types or [None]
-        for pair, method, ratio in product(pairs, self.kv_method, self.kv_ratio):
+        settings = product(pairs, self.kv_method, self.kv_ratio, self.kv_recall)
+        for pair, method, ratio, recall in settings:
             is_full = ratio >= 1 or method == FULL
             kind = "f16" if is_full or pair else self.stored(model, method, ratio)
             k, v = pair or pair_of(kind)
             if is_full:
                 yield dict(type_k=k, type_v=v)
             else:
-                yield dict(
-                    type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden
-                )
+                found = dict(type_k=k, type_v=v, kv_method=method, kv_ratio=ratio)
+                yield found | dict(kv_hidden=self.kv_hidden, kv_recall=recall)
 
 
 def pair_of(kind: str) -> tuple[str, str]:

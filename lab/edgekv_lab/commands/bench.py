@@ -27,6 +27,7 @@ NOT_LONG = {
     "n_pairs": "-pg",
     "n_parallel": "-npl",
     "spec_type": "--spec-type",
+    "kv_recall": "--kv-recall",
     "output": "-o",
     "compare": "--compare",
     "equal_bytes": "--equal-bytes",
@@ -129,6 +130,7 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         kv_method=method,
         kv_ratio=options.kv_ratio,
         kv_hidden=options.kv_hidden,
+        kv_recall=options.kv_recall,
         full=full,
         fill=options.fill,
         stored=lambda path, name, ratio: stored_as(path, info(path), name, ratio),
@@ -158,6 +160,7 @@ def check(lists: Lists, is_long: bool = False) -> None:
         )
     check_several(lists)
     check_drafts(lists)
+    check_recall(lists)
     longest = max(lists.n_depth, default=0) + (0 if is_long else max(map(sum, tests)))
     if longest > CTX_MAX:
         raise BadInput(
@@ -209,6 +212,17 @@ def check_drafts(lists: Lists) -> None:
         raise BadInput("--spec-type is for tests that only write, one answer: give -p 0")
     if any(MODEL in x for x in lists.spec_type) and not lists.draft_model:
         raise BadInput(f"drafts of the type {MODEL} are a model's: give it with -md")
+
+
+def check_recall(lists: Lists) -> None:
+    """Raises BadInput where nothing can be looked up."""
+    if not any(lists.kv_recall):
+        return
+    if max(lists.n_parallel) > 1 or any(lists.spec_type) or lists.fill == "repeat":
+        raise BadInput(
+            "--kv-recall is for one conversation that is read: leave -npl, --spec-type and --fill"
+            " out"
+        )
 
 
 def learn(lists: Lists) -> None:

@@ -44,6 +44,7 @@ class BenchOptions:
     kv_ratio: list[float]
     kv_method: list[str]
     kv_hidden: str
+    kv_recall: list[float]
     full: list[str]
     repetitions: int
     output: str
@@ -85,6 +86,16 @@ def pairs(
     if any(len(pair) != 2 or min(pair) < 0 for pair in found):
         raise BadInput("-pg takes two numbers, such as 512,128")
     return [(a, b) for a, b in found]
+
+
+def shares(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[float]:
+    """Click callback: shares of the tokens, once or more. Raises BadInput."""
+    from edgekv.choice.config import AUTO, KVConfig
+
+    found = [KVConfig(recall=name).recall for name in names(ctx, param, values)]
+    if AUTO in found:
+        raise click.BadParameter("give numbers from 0 up to 1", ctx, param)
+    return found
 
 
 def switches(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
@@ -242,6 +253,13 @@ bench_options = grouped(
             type=click.Choice(HIDDEN),
             default="auto",
             help="Where a prompt's hidden states wait.",
+        ),
+        _many(
+            "--kv-recall",
+            default="0",
+            callback=shares,
+            help="Shares of all tokens that each new one looks up in an archive in the cache "
+            "folder; 0: no archive.",
         ),
         _many(
             "--full",
