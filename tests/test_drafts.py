@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgekv import native
 from edgekv.chat.drafts import MOST, Costs, Drafting
 from edgekv.chat.ngrams import Ngrams
 from edgekv.chat.source import Words
@@ -18,9 +19,11 @@ from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.events import Done
 from edgekv.serve.job import Job
 from edgekv.serve.worker import Worker
+from edgekv_lab.bench import synthetic
 from tests import archs
 from tests.engine import load
 from tests.lib import ROOT
+from tests.test_products import SHAPES
 from tests.test_serve_worker import Log, request
 
 N = 90
@@ -222,29 +225,55 @@ def test_where_an_answer_is_left_nothing_of_a_draft_stays(tiny, text, ratio):
         assert llm.tokens.tolist() == [*prompt, *expected[: n - 1]]
 
 
+def two_tokens(seen: list[int]):
+    """Processors that leave two tokens: such texts repeat themselves."""
+
+    def process(input_ids, logits):
+        seen.append(len(input_ids))
+        out = np.full_like(logits, -np.inf)
+        out[[40, 41]] = logits[[40, 41]]
+        return out
+
+    return [process]
+
+
 @pytest.mark.parametrize("ratio", [0.3, 1.0])
 def test_ngrams_of_the_conversation_are_drafts(tiny, text, ratio):
     lengths: list[list[int]] = [[], []]
-
-    def few(seen: list[int]):
-        """Texts of two tokens repeat themselves."""
-
-        def process(input_ids, logits):
-            seen.append(len(input_ids))
-            out = np.full_like(logits, -np.inf)
-            out[[40, 41]] = logits[[40, 41]]
-            return out
-
-        return [process]
 
     alone, llm = (
         load(tiny("llama-gqa"), kv_ratio=ratio, **more) for more in ({}, {"spec_type": "ngram-mod"})
     )
     llm.costs = Cheap()
-    expected = written(alone, text(120), 200, logits_processor=few(lengths[0]))
-    assert written(llm, text(120), 200, logits_processor=few(lengths[1])) == expected
+    expected = written(alone, text(120), 200, logits_processor=two_tokens(lengths[0]))
+    assert written(llm, text(120), 200, logits_processor=two_tokens(lengths[1])) == expected
     assert lengths[1] == lengths[0], "a processor sees the answer, not the draft"
     assert llm.n_evaluated > alone.n_evaluated, "nothing was drafted"
+
+
+def test_auto_guesses_where_the_bits_of_an_answer_stay(tmp_path, tiny, text):
+    path = tmp_path / "q4_0.gguf"
+    synthetic.write(path, SHAPES["dense"], "q4_0")
+    store = {"kv_ratio": 0.3, "kv_method": "snapkv", "kv_min_tokens": 1}
+    alone, llm = (load(path, **store, spec_type=kind) for kind in ("none", "auto"))
+    if not native.rows_alike(llm.model):
+        pytest.skip("there is no kernel for a few tokens here")
+    assert (alone.is_drafting, llm.is_drafting) == (False, True)
+    llm.costs = Cheap()
+    prompt = [*text(150), *text(150)]
+    expected = written(alone, prompt, 60, logits_processor=two_tokens([]))
+    assert written(llm, prompt, 60, logits_processor=two_tokens([])) == expected
+    assert llm.n_evaluated > alone.n_evaluated, "nothing was drafted"
+    llm.kv_set(ratio=0.5)
+    assert llm.is_drafting
+    # llama.cpp's own cache, weights whose products depend on their number, and an archive
+    others = [
+        (path, {}),
+        (tiny("llama-gqa"), store),
+        (path, {**store, "kv_archive": str(tmp_path)}),
+    ]
+    for of, settings in others:
+        assert not load(of, spec_type="auto", **settings).is_drafting
 
 
 def test_the_context_ends_an_answer_as_without_drafts(tiny, text):

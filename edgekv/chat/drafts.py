@@ -10,10 +10,14 @@ from typing import Any, Protocol
 
 from edgekv.errors import BadInput
 
-NONE, MODEL, MTP = "none", "draft-simple", "draft-mtp"
+NONE, MODEL, MTP, AUTO = "none", "draft-simple", "draft-mtp", "auto"
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-mod")
 TYPES = (NONE, *NGRAMS, MODEL, MTP)
-"""llama.cpp's names. All of its n-grams are one kind here."""
+"""llama.cpp's names. All of its n-grams are one kind here. AUTO is edgekv's: n-grams where they
+leave the bits of an answer as they are.
+"""
+GAIN = 1.1
+"""As many times the tokens a second a draft has to promise: shares of right guesses are of few."""
 MOST = 15
 """Tokens of a draft: with the token before them as many as have the same bits in a pass as alone
 (docs/drafts.md).
@@ -22,9 +26,9 @@ MOST = 15
 
 @dataclass(frozen=True)
 class Drafting:
-    """Which drafts are made. type: one of TYPES, or several with commas between them, and the first
-    that has a draft is asked; ngram_size_n: as many tokens have to be the same before a guess,
-    or more in the same order; ngram_size_m: tokens of such a draft at most.
+    """Which drafts are made. type: AUTO, one of TYPES, or several with commas between them, and the
+    first that has a draft is asked; ngram_size_n: as many tokens have to be the same before a
+    guess, or more in the same order; ngram_size_m: tokens of such a draft at most.
 
     draft_model: the file of a smaller model with the same vocabulary, which is asked if nobody says
     a type; draft_n_max, draft_n_min: tokens of its drafts at most, and at least, else there is
@@ -60,9 +64,9 @@ class Drafting:
     @property
     def types(self) -> list[str]:
         """Those that are on. One model and no type is a draft model's."""
-        if self.draft_model and self.type == NONE:
+        if self.draft_model and self.type in (NONE, AUTO):
             return [MODEL]
-        return [name for name in self.type.split(",") if name != NONE]
+        return [name for name in self.type.split(",") if name not in (NONE, AUTO)]
 
     def arguments(self) -> dict[str, Any]:
         """Those of `edgekv.Llama`."""
@@ -72,14 +76,18 @@ class Drafting:
     def is_on(self) -> bool:
         return bool(self.types)
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the model decides."""
+        return self.type == AUTO and not self.types
+
 
 def check_types(text: str) -> str:
     """`text` itself. Raises BadInput if one of the types in it is none of TYPES."""
-    for name in text.split(","):
+    for name in text.split(",") if text != AUTO else ():
         if name not in TYPES:
-            raise BadInput(
-                f"there are no drafts of the type '{name}' here: give one of {', '.join(TYPES)}"
-            )
+            known = ", ".join((*TYPES, AUTO))
+            raise BadInput(f"there are no drafts of the type '{name}' here: give one of {known}")
     return text
 
 
@@ -166,7 +174,7 @@ def paying(
     again: that a token takes which is read once more, where one of a draft was wrong.
     """
     expected = share = 1.0
-    best, n_best, rest = expected / ms[1], 0, 0.0
+    best, n_best, rest = GAIN * expected / ms[1], 0, 0.0
     for n, p in enumerate(shares, 1):
         rest += share * (1 - p) * n * again
         share *= p

@@ -16,7 +16,7 @@ import click
 
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
-from edgekv.chat.drafts import MOST, MTP, TYPES, Drafting, check_types
+from edgekv.chat.drafts import AUTO, MOST, MTP, TYPES, Drafting, check_types
 from edgekv.choice.config import KVConfig, option_of
 from edgekv.commands.declare import Decorator, declared
 from edgekv.commands.declare import llama as _llama
@@ -214,15 +214,6 @@ SAMPLING: tuple[Decorator, ...] = (
 
 
 DRAFTS: tuple[Decorator, ...] = (
-    _llama(
-        "--spec-type",
-        default=Drafting.type,
-        metavar="TYPE",
-        callback=spec_type,
-        help=f"Guess tokens and check several at once: {', '.join(TYPES)}. All n-grams are one kind"
-        f" here: what followed where the last tokens were the same; {MTP}: the model's own head. Of"
-        " several, with commas, the first that has a guess.",
-    ),
     _option(
         "--spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-mod-n-match"
         " spec_ngram_size_n",
@@ -268,12 +259,24 @@ DRAFTS: tuple[Decorator, ...] = (
         help="A draft ends before a token that the draft model holds less likely.",
     ),
 )
-"""Those of commands that write answers."""
+"""Of commands that write answers, behind the type."""
 
 
-def drafts_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds the above, which go into the field `drafts` of `EngineOptions`."""
-    return declared(command, DRAFTS)
+def drafts_options(default: str) -> Decorator:
+    """A decorator that adds --spec-type and the above, which go into the field `drafts` of
+    `EngineOptions`.
+    """
+    kind = _llama(
+        "--spec-type",
+        default=default,
+        metavar="TYPE",
+        callback=spec_type,
+        help=f"Guess tokens and check several at once: {', '.join(TYPES)}. All n-grams are one kind"
+        f" here: what followed where the last tokens were the same; {MTP}: the model's own head. Of"
+        f" several, with commas, the first that has a guess. {AUTO}: n-grams where they leave the"
+        " bits of an answer as they are.",
+    )
+    return lambda command: declared(command, (kind, *DRAFTS))
 
 
 def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:

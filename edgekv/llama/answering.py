@@ -169,7 +169,7 @@ class Answering(Evaluation):
     def drafts(self) -> Drafts:
         """Those of an answer that begins."""
         drafting, kinds = self._kv_drafting, list[Drafts]()
-        if not set(NGRAMS).isdisjoint(drafting.types):
+        if drafting.is_auto or not set(NGRAMS).isdisjoint(drafting.types):
             kinds.append(Ngrams(drafting, self.costs, self.words))
         if self.draft is not None:
             kinds.append(Guesses(drafting, self.costs, self.draft))

@@ -352,7 +352,7 @@ class Llama(Answering):
         with self.guard.use():
             n_bytes_draft = self.draft.n_bytes if self.draft else 0
             stats = self._kv_own_stats()
-            gain = None if self.is_drafting else stats.recall_gain
+            gain = None if self._kv_asks_for_drafts else stats.recall_gain
             return replace(stats, n_bytes_draft=n_bytes_draft, recall_gain=gain)
 
     def _kv_own_stats(self) -> KVStats:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from ctypes import addressof, c_bool
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import edgekv.llama_cpp as llama_cpp
@@ -274,7 +275,21 @@ class LoadedModel(Face):
     @property
     def is_drafting(self) -> bool:
         """Whether answers are written with drafts."""
+        return self._kv_asks_for_drafts or (self._kv_drafting.is_auto and self._kv_may_guess())
+
+    @property
+    def _kv_asks_for_drafts(self) -> bool:
         return self._kv_drafting.is_on or self._kv_given_drafts is not None
+
+    def _kv_may_guess(self) -> bool:
+        """Whether n-grams leave the bits of an answer as they are."""
+        if self.engine is None or self.settings.archive_folder is not None:
+            return False
+        return self._kv_is_alike
+
+    @cached_property
+    def _kv_is_alike(self) -> bool:
+        return native.rows_alike(self.model) and not has_recurrent_layers(self)
 
     @property
     def has_mtp(self) -> bool:
@@ -345,7 +360,7 @@ class LoadedModel(Face):
 
     def _kv_why_no_recall(self, anew: bool) -> Callable[[Preset, bool], str]:
         """See `resolve`. A context recalls as it was made to, whatever the ratio is later."""
-        if self.is_drafting:
+        if self._kv_asks_for_drafts:
             return lambda *_: "drafts are asked for"
         if anew or self.engine is None:
             return recall.why_not
@@ -425,7 +440,7 @@ class LoadedModel(Face):
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back."""
-        if not self.is_drafting:
+        if not self._kv_asks_for_drafts:
             return
         if settings.archive_folder is not None:
             raise BadInput(
