@@ -18,6 +18,7 @@ NAMES = (
     "archive-edits",
     "archive-limited",
     "busy",
+    "clients",
     "dialogue",
     "drafts",
     "engine",

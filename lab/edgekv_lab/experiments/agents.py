@@ -13,10 +13,6 @@ llama-server's, at ratio 1, too.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -28,6 +24,7 @@ from edgekv.commands.declare import option
 from edgekv.commands.values import Finite
 from edgekv_lab.experiments.checkout import root
 from edgekv_lab.experiments.experiment import THREADS, Options, experiment, many, say, sheet
+from edgekv_lab.experiments.peer import PEER_PATH, serving_peer
 from edgekv_lab.experiments.server import Server, serving
 
 N_CTX = 1 << 17
@@ -41,7 +38,7 @@ AROUND = 64
     option("--scale", type=Finite(min=0, min_open=True), default=1.0, help="Of numbers of tokens."),
     THREADS,
     option("--words", default="", help="Further ones of the server's command line."),
-    option("--peer-path", default="", metavar="FOLDER", help="It has xllamacpp."),
+    PEER_PATH,
 )
 def command(o: Options) -> None:
     root()
@@ -121,32 +118,13 @@ def asked(
 
 # ---- llama-server's loop
 
-PEER = """
-import json, sys, threading, xllamacpp
-model, n_ctx, n_threads, template, port = json.loads(sys.argv[1])
-given = xllamacpp.CommonParams()
-given.model.path, given.n_ctx, given.port, given.chat_template = model, n_ctx, port, template
-given.cpuparams.n_threads = given.cpuparams_batch.n_threads = n_threads
-given.sampling.temp = 0
-server = xllamacpp.Server(given)
-threading.Event().wait()
-"""
-
-
-class Peer(Server):
-    """A process of xllamacpp. words: a list of JSON, whose last value is its port."""
-
-    def start(self, words: list[str], **more: Any) -> subprocess.Popen[bytes]:
-        given, _, port = words
-        values = [*json.loads(given), int(port)]
-        command = [sys.executable, "-c", PEER, json.dumps(values)]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, **more)
-
 
 def peer_steps(o: Options, path: Path, new: list[int]) -> list[Any]:
     """As it is by default: 8 GiB for prompts that wait, 32 checkpoints, one slot."""
     from tests.chats import TEMPLATE
 
-    words = [json.dumps([str(path), N_CTX, o.threads, TEMPLATE])]
-    env = {**os.environ, "PYTHONPATH": o.peer_path}
-    return asked("OpenCode", o.scale, lambda: serving(words, Peer, env=env), new)
+    def serve() -> AbstractContextManager[Server]:
+        values = {"n_ctx": N_CTX, "n_threads": o.threads, "chat_template": TEMPLATE}
+        return serving_peer(o.peer_path, model=str(path), **values)
+
+    return asked("OpenCode", o.scale, serve, new)
