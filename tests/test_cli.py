@@ -17,6 +17,7 @@ import pytest
 
 from edgekv import methods
 from edgekv.base import folders, text
+from edgekv.chat.drafts import Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.commands import chat, load, options, report, slash, terminal
 from edgekv.commands.conversation import Conversation
@@ -187,6 +188,7 @@ def test_defaults_are_llama_cpps(fake):
         seed=-1,
         verbose=False,
         kv=fake.options.kv,
+        drafts=Drafting("auto"),
     )
     assert fake.options.kv.arguments() == KVConfig().arguments()
     sampling = {k: v for k, v in fake.calls[0].items() if k != "messages"}
@@ -210,7 +212,20 @@ def test_short_flags_of_several_letters(fake):
     )
     assert call("run", *line.split(), "-p", "x").exit_code == 0
     assert fake.options == options.EngineOptions(
-        "m", 4096, 64, 32, 2, 3, 5, "off", "q8_0", "q4_0", 7, True, fake.options.kv
+        "m",
+        4096,
+        64,
+        32,
+        2,
+        3,
+        5,
+        "off",
+        "q8_0",
+        "q4_0",
+        7,
+        True,
+        fake.options.kv,
+        drafts=fake.options.drafts,
     )
     assert (
         fake.options.kv.arguments()

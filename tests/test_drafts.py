@@ -417,7 +417,7 @@ def test_guesses_that_are_wrong_are_checked_no_more():
     guesses = ngrams(Drafting("ngram-simple", 2), costs)
     rng, tokens, n = np.random.default_rng(0), [], []
     for _ in range(60):
-        tokens += [1, 2, int(rng.integers(100, 2**20))]
+        tokens += [1, 2, 3, 4, int(rng.integers(100, 2**20))]
         n.append(len(guesses.next(tokens[:-1], 9)))
     assert n[1] > 0 and not any(n[-20:])
 

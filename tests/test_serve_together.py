@@ -21,6 +21,7 @@ from tests import archs, models
 from tests.engine import load
 from tests.quantized import Q8_0, quantize
 from tests.serving import PATIENCE
+from tests.test_drafts import Cheap
 
 N = 4
 Q4_0, Q4_1, Q4_K = 2, 3, 15
@@ -149,6 +150,27 @@ CASES = {
         {"kv_ratio": 1, "kv_memory": 1_000_000, "kv_tail": 128},
     ),
 }
+
+
+def test_an_answer_that_is_alone_guesses_and_others_are_written_together(
+    working, model, text, steps
+):
+    """Two tokens are left, so an answer repeats itself."""
+    left = dict.fromkeys(set(range(models.N_VOCAB)) - {40, 41}, float("-inf"))
+    endless = Sampling(temperature=0, logit_bias=left)
+    lengths = [30, 60, 150]
+    requests = [
+        Request(Prompt(list(text(90, i)), syntax=Syntax()), endless, n, n_probs=3)
+        for i, n in enumerate(lengths)
+    ]
+    path = model("llama-gqa", Q4_0)
+    expected = answers(working(path, 3), requests)
+    n_before, worker = len(steps), working(path, 3, spec_type="auto")
+    worker._llm.costs = Cheap()
+    assert answers(worker, requests) == expected
+    assert max(steps[n_before:]) > 1
+    assert 0 < worker.totals.n_right <= worker.totals.n_drafted
+    assert worker.totals.n_decodes < sum(lengths)
 
 
 @pytest.mark.parametrize("case", CASES)

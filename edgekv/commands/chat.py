@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekv.base.text import encodable
-from edgekv.chat.drafts import AUTO
 from edgekv.commands import llama_cli, packed, slash, terminal
 from edgekv.commands.chat_warnings import warnings
 from edgekv.commands.conversation import Conversation
@@ -35,7 +34,7 @@ PIPED_MAX = 1024
 
 @click.command("chat", short_help="Chat with a model, about documents too.")
 @engine_options
-@drafts_options(AUTO)
+@drafts_options
 @sampling_options
 @llama_cli.system_prompt
 @llama_cli.CHAT

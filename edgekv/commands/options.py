@@ -214,6 +214,16 @@ SAMPLING: tuple[Decorator, ...] = (
 
 
 DRAFTS: tuple[Decorator, ...] = (
+    _llama(
+        "--spec-type",
+        default=AUTO,
+        metavar="TYPE",
+        callback=spec_type,
+        help=f"Guess tokens and check several at once: {', '.join(TYPES)}. All n-grams are one kind"
+        f" here: what followed where the last tokens were the same; {MTP}: the model's own head. Of"
+        f" several, with commas, the first that has a guess. {AUTO}: n-grams where they leave the"
+        " bits of an answer as they are.",
+    ),
     _option(
         "--spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-mod-n-match"
         " spec_ngram_size_n",
@@ -259,24 +269,12 @@ DRAFTS: tuple[Decorator, ...] = (
         help="A draft ends before a token that the draft model holds less likely.",
     ),
 )
-"""Of commands that write answers, behind the type."""
+"""Those of commands that write answers."""
 
 
-def drafts_options(default: str) -> Decorator:
-    """A decorator that adds --spec-type and the above, which go into the field `drafts` of
-    `EngineOptions`.
-    """
-    kind = _llama(
-        "--spec-type",
-        default=default,
-        metavar="TYPE",
-        callback=spec_type,
-        help=f"Guess tokens and check several at once: {', '.join(TYPES)}. All n-grams are one kind"
-        f" here: what followed where the last tokens were the same; {MTP}: the model's own head. Of"
-        f" several, with commas, the first that has a guess. {AUTO}: n-grams where they leave the"
-        " bits of an answer as they are.",
-    )
-    return lambda command: declared(command, (kind, *DRAFTS))
+def drafts_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds the above, which go into the field `drafts` of `EngineOptions`."""
+    return declared(command, DRAFTS)
 
 
 def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:

@@ -18,7 +18,6 @@ import click
 from edgekv.base.console import say
 from edgekv.base.machine import rss_peak
 from edgekv.base.text import encodable
-from edgekv.chat.drafts import AUTO
 from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.chat_warnings import has_template, warnings
 from edgekv.commands.conversation import content_of, plain_text
@@ -81,7 +80,7 @@ asked_options = grouped(
 
 @click.command("run", short_help="Answer one prompt.")
 @engine_and_words("[PROMPT|-]", most=1)
-@drafts_options(AUTO)
+@drafts_options
 @sampling_options
 @llama_cli.system_prompt
 @llama_cli.RUN

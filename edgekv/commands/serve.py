@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekv.base.files import expanded
-from edgekv.chat.drafts import NONE
 from edgekv.commands import embedding as embedding_
 from edgekv.commands import llama_server, router
 from edgekv.commands.declare import Decorator
@@ -271,7 +270,7 @@ serve_options = grouped("options", ServeOptions, OPTIONS)
 
 @click.command("serve", cls=router.Command, short_help="Serve models to programs, over HTTP.")
 @engine_and_words(optional=True)
-@drafts_options(NONE)
+@drafts_options
 @grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
 @serve_options
 @grouped("models", RouterOptions, router.OPTIONS)

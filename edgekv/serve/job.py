@@ -126,8 +126,10 @@ class Job:
         """Its conversation, and the token that was written last, if it may be read beside those of
         others. Then `write` comes next instead of `step`.
         """
-        is_whole = self.state is State.WRITING and 0 < self.progress.n_written < self._most
-        return (self._talk, self._tokens[-1]) if is_whole and not self._llm.is_drafting else None
+        if self.state is not State.WRITING or self._llm.drafts_in_turns:
+            return None
+        is_whole = 0 < self.progress.n_written < self._most
+        return (self._talk, self._tokens[-1]) if is_whole else None
 
     def write(self, index: int) -> str | None:
         """Write a token by the logits at an index of a step that had tokens of several answers.
