@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
-from edgekv.commands import progress
 from edgekv.commands.measured import known
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.profiles import identify
 from edgekv_lab.commands import eval as command
+from edgekv_lab.commands.counted import counted
 from edgekv_lab.eval import (
     along,
     evaluate,
@@ -621,7 +621,7 @@ def test_the_table_of_a_task(run):
 
 def test_a_file_gets_lines_of_progress(capsys):
     ticks = iter(range(0, 10**4, 15))
-    items = progress.counted(range(4), 4, "needle", clock=lambda: next(ticks))
+    items = counted(range(4), 4, "needle", clock=lambda: next(ticks))
     assert list(items) == [0, 1, 2, 3]
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(line.startswith("edgekv: needle: ") for line in lines)

@@ -310,7 +310,7 @@ def test_a_scheme_is_what_the_cache_keeps(llm):
 
 
 def test_contained_answers_are_counted(llm):
-    from edgekv.learn.reading import say
+    from edgekv_lab.eval.greedy import say
 
     (example,), everything = examples(llm, 1), np.full(3, 10**6)
     task = training.Training(llm, [example], True, "contained")

@@ -14,8 +14,9 @@ import pytest
 
 from edgekv.learn import probe_profile
 from edgekv.learn.work import Work
-from edgekv.profiles.partial import Partial, Saved, save_json
+from edgekv.profiles.partial import Partial
 from edgekv_lab.makers.evolkv import Scores
+from edgekv_lab.saved import Saved, save_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE, SUMMAND = (4, 3, 2), (3, 2, 5, 4)

@@ -40,13 +40,3 @@ def declared(command: Callable[..., Any], options: Iterable[Decorator]) -> Calla
 
 def _words(names: tuple[str, ...]) -> list[str]:
     return [word for name in names for word in ([name] if name[:2] == " /" else name.split())]
-
-
-SETTING = option(
-    "--setting",
-    type=click.Choice(["aware", "agnostic"]),
-    default="aware",
-    help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
-    "the text was compressed.",
-)
-"""An option of the commands that ask questions."""

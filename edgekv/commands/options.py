@@ -329,17 +329,3 @@ def engine_and_words(
 
 engine_options = engine_and_words()
 sampling_options = grouped("sampling", SamplingOptions, SAMPLING)
-
-
-def engine_of(words: list[str]) -> EngineOptions:
-    """The engine's options from words of a command line, for a command that offers only some of
-    them.
-    """
-
-    @click.command()
-    @engine_options
-    def read(engine: EngineOptions) -> EngineOptions:
-        return engine
-
-    found: EngineOptions = read.main(words, standalone_mode=False)
-    return found

@@ -42,12 +42,6 @@ RATIOS = option(
     callback=ratios,
     help="Shares of the cache to learn, with commas; without it: a fine grid.",
 )
-N_CTX = option(
-    "-c --ctx-size n_ctx",
-    type=click.IntRange(min=256),
-    default=4096,
-    help="Size of the context in tokens: text, question and answer have to fit.",
-)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from edgekv.commands.terminal import error_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
-Item = TypeVar("Item")
 _COLD = 4
 """Calls before time is measured: they contain what happens once, such as a model's pages that are
 read from disk and graphs that are built."""
@@ -98,35 +95,6 @@ def _bar(clock: Callable[[], float]) -> Progress:
         get_time=clock,
         speed_estimate_period=_PERIOD_S,
     )
-
-
-LINE_S = 20.0
-"""Seconds between two lines of progress where standard error is no terminal."""
-
-
-def counted(
-    items: Iterable[Item],
-    length: int,
-    label: str,
-    hidden: bool = False,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Item]:
-    """The items, of which there are `length`, with a bar on standard error, or with lines now and
-    then where that is no terminal.
-    """
-    if hidden or sys.stderr.isatty():
-        with click.progressbar(
-            items, length=length, label=label, file=sys.stderr, hidden=hidden
-        ) as bar:
-            yield from bar
-        return
-    begin = said = clock()
-    for done, item in enumerate(items, 1):
-        yield item
-        if clock() - said >= LINE_S and done < length:
-            said = clock()
-            left = about((said - begin) / done * (length - done))
-            click.echo(f"edgekv: {label}: {done:,} of {length:,}, {left} left", err=True)
 
 
 def about(seconds: float) -> str:

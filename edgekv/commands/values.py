@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import click
-
-from edgekv.base.cache_types import CACHE_TYPES
 
 AUTO_STORES = (
     "auto stores what came nearest to the full cache when the model was prepared, else q8_0"
@@ -55,74 +52,11 @@ def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
     return check_ratio(value)
 
 
-def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Click callback: what names a method; the model's profile, where one is needed, is looked up
-    with the model. Raises BadInput.
-    """
-    from edgekv.methods import get
-
-    return value if value == "auto" else get(value).name
-
-
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Click callback: bytes from a size such as 2GiB. Raises BadInput."""
     from edgekv.base.sizes import parse_size
 
     return None if value is None else parse_size(value, param.opts[0])
-
-
-def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Click callback: comma-separated token counts."""
-    parts = [part.strip() for part in value.split(",")]
-    counts = tuple(int(part) if part.isdecimal() and len(part) < 30 else 0 for part in parts)
-    if min(counts) < 1:
-        raise click.BadParameter(
-            "give numbers of tokens with commas between them, such as 1500,3000", ctx, param
-        )
-    return counts
-
-
-def split_names(text: str) -> list[str]:
-    """Names with commas between them, or semicolons where a name has commas itself."""
-    return [
-        name.strip()
-        for name in text.split(";" if ";" in text or "=" in text else ",")
-        if name.strip()
-    ]
-
-
-def names(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
-    """Click callback: names with commas between them, or semicolons where a name has commas
-    itself.
-    """
-    return [
-        name
-        for text in ([values] if isinstance(values, str) else values)
-        for name in split_names(text)
-    ]
-
-
-def cache_types(
-    ctx: click.Context, param: click.Parameter, values: Sequence[str] | str
-) -> list[str]:
-    """Click callback: cache types with commas between them; 'none' is no type. Raises
-    BadParameter.
-    """
-    found = [name for name in names(ctx, param, values) if name != "none"]
-    for name in found:
-        if name not in CACHE_TYPES:
-            choices = ", ".join(CACHE_TYPES)
-            raise click.BadParameter(
-                f"there is no cache type '{name}'; choose one of: {choices}", ctx, param
-            )
-    return found
-
-
-def ratios(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[float]:
-    """Click callback: shares to keep, with commas between them. Raises BadInput."""
-    from edgekv.methods.budget import check_ratio
-
-    return [check_ratio(name) for name in names(ctx, param, values)]
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:

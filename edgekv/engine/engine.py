@@ -409,16 +409,6 @@ class Engine:
                     " conversation"
                 )
 
-    def counts_for(self, n_tokens: int) -> NDArray[np.int32]:
-        """int32 [n_layer, n_head_kv]: rows that each head would keep of a prompt of n_tokens; the
-        store is empty.
-
-        A budget that waits for scores spreads them as those of the last prompt were.
-        """
-        spending = self.start(self.plan(n_tokens), recent=True)
-        assert isinstance(spending, Fixed) and self.store.memory().n_past == 0
-        return spending.counts
-
     def forget(self) -> None:
         """The conversation was cleared."""
         self.turn = self.fresh_turn()

@@ -38,10 +38,6 @@ PICKED = ("auto", "auto")
 """No types named: f16, and where rows are evicted what `auto` picks."""
 HIDDEN = (AUTO, "f16", "disk")
 CTX_MIN = 512
-CTX_MAX = 2**22
-"""Longer than any model reads; llama.cpp's own lists grow with the context even where nothing else
-is allocated.
-"""
 
 
 @dataclass(frozen=True)

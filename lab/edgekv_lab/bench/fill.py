@@ -18,6 +18,7 @@ from edgekv import native
 from edgekv.conversation import state
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import row_bytes
+from edgekv.methods.budget import Fixed
 from edgekv_lab.bench.spec import FILL_FIRST
 
 _WORD = 4
@@ -105,13 +106,15 @@ def _repeat_store(old: Block, llm: Any, depth: int) -> bytearray:
     if any(layer.n_swa for layer in store.layers):
         raise _cannot("some layers have a sliding window")
     native.clear(llm.ctx)
-    counts = llm.engine.counts_for(depth)
+    # a budget that waits for scores spreads rows as those of the last prompt were
+    spending = llm.engine.start(llm.engine.plan(depth), recent=True)
+    assert isinstance(spending, Fixed)
     new += reader.take(_HEAD + 2 * _WORD).tobytes()
     reader.take(2 * _WORD)
     new += np.array([depth, depth], np.int32).tobytes()  # tokens seen, all of them compressed
     for il, layer in enumerate(store.layers):
         new += reader.take(5 * _WORD).tobytes()  # heads, types, sizes
-        for n_rows in counts[il, : layer.n_head_kv]:
+        for n_rows in spending.counts[il, : layer.n_head_kv]:
             n = reader.number()
             reader.take(n * _WORD)
             new += np.int32(n_rows).tobytes()

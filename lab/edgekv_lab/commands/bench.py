@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.commands.named import several_named
+from edgekv.commands.options import EngineOptions, engine_options
+from edgekv.commands.values import TOKENS_MAX
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv_lab.commands.bench_options import BenchOptions, bench_options
 
@@ -145,7 +147,6 @@ def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
     from edgekv.choice.choose import choose, learns
     from edgekv.commands.load import model_info
-    from edgekv.memory.fit import CTX_MAX
     from edgekv.model.facts import check_gguf
 
     tests = lists.tests()
@@ -162,9 +163,9 @@ def check(lists: Lists, is_long: bool = False) -> None:
     check_drafts(lists)
     check_recall(lists)
     longest = max(lists.n_depth, default=0) + (0 if is_long else max(map(sum, tests)))
-    if longest > CTX_MAX:
+    if longest > TOKENS_MAX:
         raise BadInput(
-            f"-p, -n and -d together are more than any model reads; give at most {CTX_MAX:,}"
+            f"-p, -n and -d together are more than any model reads; give at most {TOKENS_MAX:,}"
         )
     if lists.fill == "repeat" and not is_long and any(n for n, _ in tests):
         raise BadInput("--fill repeat is for tests that only write: give -p 0")
@@ -228,7 +229,6 @@ def check_recall(lists: Lists) -> None:
 def learn(lists: Lists) -> None:
     """Make the profile of a model that has none, as a chat would on its first use."""
     from edgekv.commands.first_use import make_profile
-    from edgekv.commands.options import engine_of
 
     ratio, threads = min(lists.kv_ratio), lists.n_threads[0]
     n_gpu_layers = lists.n_gpu_layers[0]
@@ -236,8 +236,20 @@ def learn(lists: Lists) -> None:
         for name in lists.kv_method if ratio < 1 else ():
             words = {"-m": model, "--kv-ratio": ratio, "--kv-method": name, "-ngl": n_gpu_layers}
             given = [str(word) for pair in words.items() for word in pair]
-            engine = replace(engine_of(given), loading=lists.loading)
+            engine = replace(_engine_of(given), loading=lists.loading)
             make_profile(engine, model, threads)
+
+
+def _engine_of(words: list[str]) -> EngineOptions:
+    """The engine's options from words of a command line."""
+
+    @click.command()
+    @engine_options
+    def read(engine: EngineOptions) -> EngineOptions:
+        return engine
+
+    found: EngineOptions = read.main(words, standalone_mode=False)
+    return found
 
 
 def check_long(options: BenchOptions, lists: Lists, is_given: Given) -> None:

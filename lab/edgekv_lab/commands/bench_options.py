@@ -14,9 +14,10 @@ from edgekv.choice.config import HIDDEN
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import LOADING
 from edgekv.commands.options import grouped
-from edgekv.commands.values import AUTO_STORES, COUNT, SWITCH, cache_types, names, ratios
+from edgekv.commands.values import AUTO_STORES, COUNT, SWITCH
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
+from edgekv_lab.commands.values import cache_types, names, ratios
 from edgekv_lab.record import RECORD
 
 

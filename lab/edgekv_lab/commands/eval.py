@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.declare import SETTING, Decorator, declared, option
+from edgekv.commands.declare import Decorator, declared, option
 from edgekv.commands.options import EngineOptions, engine_options
-from edgekv.commands.progress import counted
-from edgekv.commands.values import AUTO_STORES, cache_types, lengths, method, ratios, split_names
+from edgekv.commands.values import AUTO_STORES
 from edgekv.errors import BadInput
+from edgekv_lab.commands.counted import counted
+from edgekv_lab.commands.values import (
+    SETTING,
+    cache_types,
+    lengths,
+    method,
+    ratios,
+    split_names,
+)
 from edgekv_lab.record import RECORD
 
 if TYPE_CHECKING:

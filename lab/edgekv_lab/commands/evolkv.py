@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.commands.declare import SETTING, option
+from edgekv.commands.declare import option
 from edgekv.commands.options import grouped
 from edgekv.commands.profile_options import (
-    N_CTX,
     Source,
     check_output,
     command_line,
@@ -22,8 +21,8 @@ from edgekv.commands.profile_options import (
     source_options,
     summary,
 )
-from edgekv.commands.values import lengths
 from edgekv.errors import BadInput
+from edgekv_lab.commands.values import N_CTX, SETTING, lengths
 
 if TYPE_CHECKING:
     from edgekv_lab.makers.evolkv import Generation

@@ -9,7 +9,6 @@ import click
 
 from edgekv.commands.declare import option
 from edgekv.commands.profile_options import (
-    N_CTX,
     OUTPUT,
     RATIOS,
     Source,
@@ -21,6 +20,7 @@ from edgekv.commands.profile_options import (
     source_options,
 )
 from edgekv.errors import BadInput
+from edgekv_lab.commands.values import N_CTX
 
 
 @click.command("lukv")

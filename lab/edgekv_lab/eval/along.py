@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.base.stats import KVStats
 from edgekv.learn.divergence import divergence, log_softmax
-from edgekv.learn.reading import feed
+from edgekv_lab.eval.greedy import feed
 from edgekv_lab.eval.prompt import EvalPrompt
 from edgekv_lab.eval.sample import Known, Outcome, Row, Sample, left
 

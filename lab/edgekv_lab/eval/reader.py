@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from edgekv.base.stats import KVStats
 from edgekv.choice.choose import AUTO, choose
 from edgekv.learn.cache_type import kind_of, store_as
-from edgekv.learn.reading import Reading, feed, predict, say
+from edgekv.learn.reading import Reading, predict
 from edgekv.methods import Preset
 from edgekv.profiles.winners import RATIOS
+from edgekv_lab.eval.greedy import feed, say
 from edgekv_lab.eval.prompt import template
 from edgekv_lab.eval.sample import Row
 

@@ -15,12 +15,12 @@ from typing import Any
 from edgekv.errors import BadInput
 from edgekv.methods import renamed
 from edgekv.model.identity import Identity, identify
-from edgekv.profiles.partial import save_json
 from edgekv.profiles.places import user_cache
 from edgekv_lab.eval.perplexity import FULL
 from edgekv_lab.eval.sample import Row
 from edgekv_lab.eval.table import Table, mean, number
 from edgekv_lab.eval.tasks import TASKS, get
+from edgekv_lab.saved import save_json
 
 SETTINGS = {
     "": "",

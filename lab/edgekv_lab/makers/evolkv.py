@@ -40,8 +40,8 @@ from edgekv.llama.llama import Llama
 from edgekv.methods import budget
 from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
-from edgekv.profiles.partial import load_json, save_json
 from edgekv_lab.makers.training import SCORE
+from edgekv_lab.saved import load_json, save_json
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama

@@ -44,8 +44,8 @@ from edgekv.llama.llama import Llama
 from edgekv.methods import select
 from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
-from edgekv.profiles.partial import Saved, name_of
 from edgekv_lab.makers import oracle
+from edgekv_lab.saved import Saved, name_of
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama

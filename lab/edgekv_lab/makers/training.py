@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
-from edgekv.learn.reading import Reading, feed, say
+from edgekv.learn.reading import Reading
+from edgekv_lab.eval.greedy import feed, say
 from edgekv_lab.eval.prompt import messages, template
 from edgekv_lab.eval.sample import SampleRequest
 from edgekv_lab.eval.tasks import needle
