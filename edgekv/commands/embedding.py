@@ -10,7 +10,7 @@ from edgekv.choice.config import KVConfig
 from edgekv.commands import router
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.options import EngineOptions
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import header_of
 from edgekv.serve.options import ServeOptions
 
 POOLINGS = ("mean", "cls", "last", "rank")
@@ -55,7 +55,7 @@ def is_wanted(path: str, options: EmbeddingOptions) -> bool:
         return True
     from edgekv.model import kind
 
-    header = _header(path)
+    header = header_of(path)
     return header is not None and kind.is_embedder(header)
 
 
@@ -70,7 +70,7 @@ def run(
 
     with terminal.killable():
         from edgekv import Llama
-    header = _header(path)
+    header = header_of(path)
     arch = str(header.meta.get("general.architecture", "")) if header else ""
     meta = header.meta if header else {}
     n_ctx = min(int(meta.get(f"{arch}.context_length", CTX_USUAL)), engine.ctx_size or CTX_USUAL)
@@ -89,11 +89,3 @@ def run(
             server.run([listening])
         finally:
             llm.close()
-
-
-def _header(path: str) -> Header | None:
-    try:
-        with opened(path) as data:
-            return Header(data)
-    except (OSError, *DAMAGE):
-        return None

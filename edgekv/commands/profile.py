@@ -31,7 +31,7 @@ from edgekv.commands.profile_shared import get, pack
 from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
 from edgekv.model import kind
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import header_of
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
@@ -173,11 +173,8 @@ def profile_of(name: str) -> Profile:
 
 def is_model(path: str) -> bool:
     """Whether a file is a model, and not a profile or anything else."""
-    try:
-        with opened(path) as data:
-            return not kind.not_a_model(Header(data))
-    except (OSError, *DAMAGE):
-        return False
+    header = header_of(path)
+    return header is not None and not kind.not_a_model(header)
 
 
 def contest_lines(profile: Profile) -> Sequence[str]:

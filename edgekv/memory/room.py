@@ -5,17 +5,13 @@ than memory ends the process.
 
 from __future__ import annotations
 
-import glob
-import re
-from pathlib import Path
-
 from edgekv.base.machine import memory_free
 from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import WHOLE, PromptBytes, row_bytes
 from edgekv.model import facts
 from edgekv.model.blueprint import Blueprint
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import DAMAGE, Header, file_bytes, opened
 from edgekv.model.identity import shape
 
 F16 = 1
@@ -47,19 +43,12 @@ def fits_twice(path: str, n_gpu_layers: int) -> bool:
     process, and where that has less than the whole model it is ended. In the file they can be read
     again, once for each layer of a long prompt.
     """
-    return facts.is_offloaded(n_gpu_layers) or _n_bytes(path) <= memory_free(swap=False)
+    return facts.is_offloaded(n_gpu_layers) or file_bytes(path) <= memory_free(swap=False)
 
 
 def fits_beside(path: str) -> bool:
     """Whether another process can work with the model at `path` too, while this one loads it."""
-    return 2 * _n_bytes(path) + WORK_ROOM <= memory_free(swap=False)
-
-
-def _n_bytes(path: str) -> int:
-    """Of the file, or of all parts of a model."""
-    first = Path(path)
-    parts = first.parent.glob(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", glob.escape(first.name)))
-    return sum(part.stat().st_size for part in parts)
+    return 2 * file_bytes(path) + WORK_ROOM <= memory_free(swap=False)
 
 
 def check_whole_cache(

@@ -10,12 +10,11 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from edgekv.errors import BadInput
 from edgekv.library import logged_error
-from edgekv.model.header import DAMAGE, Header, Tensor, files_of, opened
+from edgekv.model.header import DAMAGE, Header, Tensor, files_of, header_of, opened
 
 KINDS = (
     *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
@@ -99,8 +98,8 @@ def _tensors(model: str) -> dict[str, Tensor]:
     """A model's tensors; fewer if whoever loads it has to say what is wrong with it."""
     found: dict[str, Tensor] = {}
     for file in files_of(model):
-        with suppress(OSError, *DAMAGE), opened(file) as data:
-            found |= Header(data).tensors
+        if header := header_of(file):
+            found |= header.tensors
     return found
 
 

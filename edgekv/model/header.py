@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -165,6 +165,17 @@ class Header:
         return name, Tensor(dims, self._number("I"), self._number("Q"))
 
 
+def header_of(path: str) -> Header | None:
+    """The header of a file, whose bytes are closed. None for a file that cannot be read or is
+    damaged: whoever loads it says what is wrong.
+    """
+    try:
+        with opened(path) as data:
+            return Header(data)
+    except (OSError, *DAMAGE):
+        return None
+
+
 def _scalar(kind: int) -> str:
     """The format of a kind of number. Raises IndexError or ValueError if it is none."""
     if not _FORMATS[kind]:
@@ -179,6 +190,15 @@ def files_of(path: str | Path) -> list[str]:
     if not match or not 0 < n <= _MAX_FILES:
         return [str(path)]
     return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, n + 1)]
+
+
+def file_bytes(path: str | Path) -> int:
+    """Bytes of a model's files, of those that are there."""
+    n = 0
+    for file in files_of(path):
+        with suppress(OSError):
+            n += os.path.getsize(file)
+    return n
 
 
 def tensor_sizes(path: str | Path) -> dict[str, int]:

@@ -6,7 +6,7 @@ Projectors, adapters, vocabularies and profiles are GGUF files too, and lie besi
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import Header, header_of
 
 _CLASSES = {
     "mmproj": "the projector of a model that sees or hears (mmproj); give the model's own file,"
@@ -52,10 +52,8 @@ def check(path: str, writes: bool = False, vocab_only: bool = False) -> None:
     made for embeddings; vocab_only: not for a vocabulary. A damaged file is left to whoever loads
     it.
     """
-    try:
-        with opened(path) as data:
-            header = Header(data)
-    except (OSError, *DAMAGE):
+    header = header_of(path)
+    if header is None:
         return
     why = not_a_model(header)
     if why and not (vocab_only and why == _VOCABULARY):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekv.errors import BadInput
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import header_of
 from edgekv.native import llama_cpp
 
 Value = bool | int | float | str
@@ -75,17 +75,15 @@ def check(overrides: Mapping[str, Value] | None, path: str) -> dict[str, Value]:
     in the file, and for numbers that no model has.
     """
     given = {key: _checked(key, value) for key, value in (overrides or {}).items()}
-    try:
-        with opened(path) as file:
-            meta = Header(file).meta if given else {}
-    except (OSError, *DAMAGE):
-        return given  # whoever loads the file says what is wrong with it
+    header = header_of(path) if given else None
+    if header is None:
+        return given
     for key, value in given.items():
-        there = meta.get(key)
+        there = header.meta.get(key)
         kind = next((name for name, kind in _KINDS.items() if type(there) is kind), "")
         if kind and type(value) is not _KINDS[kind]:
             raise BadInput(f"the override of {key} is no {kind}, as in the model: write {kind}:...")
-    _Shape(meta, given).check()
+    _Shape(header.meta, given).check()
     return given
 
 

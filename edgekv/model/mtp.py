@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import header_of
 
 
 def none(path: str, why: str) -> BadInput:
@@ -15,14 +15,9 @@ def none(path: str, why: str) -> BadInput:
 
 
 def n_heads(path: str) -> int:
-    """Heads that a model file says it has; 0 of a damaged one, which is left to whoever loads
-    it.
-    """
-    try:
-        with opened(path) as data:
-            meta = Header(data).meta
-    except (OSError, *DAMAGE):
-        return 0
+    """Heads that a model file says it has; 0 of a damaged one."""
+    header = header_of(path)
+    meta = header.meta if header else {}
     found = meta.get(f"{meta.get('general.architecture')}.nextn_predict_layers", 0)
     return found if isinstance(found, int) else 0
 

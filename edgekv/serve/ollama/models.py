@@ -6,13 +6,12 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
-from edgekv.model.header import DAMAGE, Header, files_of, opened
+from edgekv.model.header import files_of, header_of
 from edgekv.models.found import quants
 from edgekv.native import llama_cpp
 from edgekv.serve.errors import ApiError
@@ -114,8 +113,7 @@ class Model:
 def _read(path: str, time: float, size: int) -> Model:
     meta, n_params = dict[str, Any](), 0
     for one in files_of(path):
-        with suppress(OSError, *DAMAGE), opened(one) as data:
-            header = Header(data)
+        if header := header_of(one):
             meta = meta or header.meta
             n_params += sum(math.prod(tensor.dims) for tensor in header.tensors.values())
     return Model(path, time, size, meta, n_params)

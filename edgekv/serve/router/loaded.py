@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from edgekv.base.machine import memory_free
 from edgekv.base.sizes import size_text
 from edgekv.errors import EdgeKVError
-from edgekv.model.header import files_of
+from edgekv.model.header import file_bytes
 from edgekv.models.found.found import Found
 from edgekv.serve.errors import ApiError
 from edgekv.serve.router.child import Child
@@ -47,7 +46,7 @@ class Loaded:
         return self.used + self.keep_s - time.monotonic()
 
     def measure(self) -> None:
-        self.size = max(_file_bytes(self.model), self.child.n_bytes)
+        self.size = max(file_bytes(self.model.path), self.child.n_bytes)
 
 
 class Models:
@@ -140,7 +139,7 @@ class Models:
 
         Raises ApiError for a model that is too large by itself.
         """
-        n_files, limit = _file_bytes(model), self._options.models_memory
+        n_files, limit = file_bytes(model.path), self._options.models_memory
         if limit is not None and n_files > limit:
             raise ApiError(
                 400,
@@ -158,7 +157,7 @@ class Models:
 
     def _expected(self, model: Found) -> int:
         """What it took the last time, or its files and a process take."""
-        return self._sizes.get(model.path, _file_bytes(model) + self._n_own)
+        return self._sizes.get(model.path, file_bytes(model.path) + self._n_own)
 
     async def _until_idle(self) -> None:
         self._is_full = True
@@ -199,11 +198,3 @@ class Models:
     async def end(self) -> None:
         """All processes end."""
         await asyncio.gather(*(self.unload(one) for one in self.all()), return_exceptions=True)
-
-
-def _file_bytes(model: Found) -> int:
-    n = 0
-    for path in files_of(model.path):
-        with suppress(OSError):
-            n += os.path.getsize(path)
-    return n
