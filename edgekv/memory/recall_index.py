@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import ceil, sqrt
 
-from edgekv.native.store import LayerInfo
+from edgekv.native import LayerInfo
 
 BLOCK = 32
 """Keys whose codes lie together."""

@@ -28,9 +28,10 @@ from edgekv.native.context import (
     trim_heap,
     why_unsupported,
 )
+from edgekv.native.infos import LayerInfo, MemoryInfo
 from edgekv.native.parked import Place
 from edgekv.native.prefill import HIDDEN, Observer, Prefill
-from edgekv.native.store import LayerInfo, MemoryInfo, Store
+from edgekv.native.store import Store
 
 __all__ = [
     "HIDDEN",

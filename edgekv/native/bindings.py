@@ -18,11 +18,13 @@ from ctypes import (
     c_uint32,
     c_void_p,
 )
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
+from edgekv.native.infos import LayerInfo, MemoryInfo
 
 ABI = 26
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
@@ -62,45 +64,11 @@ class CObserver(Structure):
 
 
 class CLayerInfo(Structure):
-    _fields_ = [
-        (n, c_int32)
-        for n in (
-            "n_head",
-            "n_head_kv",
-            "d_k",
-            "d_v",
-            "type_k",
-            "type_v",
-            "n_swa",
-            "bytes_row",
-            "reads",
-            "v_in_k",
-            "has_basis",
-            "rounds_late",
-        )
-    ]
+    _fields_ = [(x.name, c_int32) for x in fields(LayerInfo)]
 
 
 class CMemoryInfo(Structure):
-    _fields_ = [
-        (n, c_int64)
-        for n in (
-            "n_past",
-            "boundary",
-            "bytes_now",
-            "bytes_peak",
-            "bytes_recurrent",
-            "bytes_mark",
-            "n_mark",
-            "bytes_archive",
-            "bytes_index",
-            "has_archive",
-            "can_go_back",
-            "went_back",
-            "n_alike",
-            "bytes_recalled",
-        )
-    ]
+    _fields_ = [(x.name, c_int64) for x in fields(MemoryInfo)]
 
 
 class CArchiveInfo(Structure):
