@@ -12,6 +12,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,9 +209,9 @@ def _write(profile: Profile, path: Path) -> None:
     writer.add_type(TYPE)
     writer.add_name("KV budget profile")
     add: dict[type, Any] = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
-    for key, value in _keys(profile).items():
-        if value not in ("", None):
-            add[type(value)](_KEY + key, value)
+    for key, (kind, value_of) in _OWN.items():
+        if (value := value_of(profile)) not in ("", None):
+            add[kind](_KEY + key, value)
     writer.add_tensor(_TENSOR, np.ascontiguousarray(profile.shares, np.float32))
     if profile.surrogate:
         writer.add_tensor(_MAPS, np.ascontiguousarray(profile.surrogate.weights, np.float32))
@@ -222,54 +223,30 @@ def _write(profile: Profile, path: Path) -> None:
         writer.close()
 
 
-def _keys(p: Profile) -> dict[str, Any]:
-    m = p.model
-    return {
-        "format": FORMAT,
-        "model.architecture": m.arch,
-        "model.n_layer": m.n_layer,
-        "model.n_head_kv": list(m.n_head_kv),
-        "model.d_head_k": m.d_head_k,
-        "model.d_head_v": m.d_head_v,
-        "model.embedding_sha256": m.embedding,
-        "model.attention_sha256": m.attention,
-        "kind": p.kind,
-        "score": p.score,
-        "window": p.window,
-        "sink": p.sink,
-        "ratios": [float(r) for r in p.ratios],
-        "calibration_sha256": p.calibration,
-        "command": one_line(p.command[:_MAX_TEXT]),
-        "made_by": p.made_by,
-        "seed": p.seed,
-        "surrogate.pairs": p.surrogate.pairs if p.surrogate else "",
-        "contest": p.contest.text() if p.contest else "",
-    }
-
-
-_OWN: dict[str, type] = {
-    "format": int,
-    "model.architecture": str,
-    "model.n_layer": int,
-    "model.n_head_kv": list,
-    "model.d_head_k": int,
-    "model.d_head_v": int,
-    "model.embedding_sha256": str,
-    "model.attention_sha256": str,
-    "kind": str,
-    "score": str,
-    "window": int,
-    "sink": int,
-    "ratios": list,
-    "calibration_sha256": str,
-    "command": str,
-    "made_by": str,
-    "seed": int,
-    "surrogate.pairs": str,
-    "contest": str,
+_OWN: dict[str, tuple[type, Callable[[Profile], Any]]] = {
+    "format": (int, lambda p: FORMAT),
+    "model.architecture": (str, lambda p: p.model.arch),
+    "model.n_layer": (int, lambda p: p.model.n_layer),
+    "model.n_head_kv": (list, lambda p: list(p.model.n_head_kv)),
+    "model.d_head_k": (int, lambda p: p.model.d_head_k),
+    "model.d_head_v": (int, lambda p: p.model.d_head_v),
+    "model.embedding_sha256": (str, lambda p: p.model.embedding),
+    "model.attention_sha256": (str, lambda p: p.model.attention),
+    "kind": (str, lambda p: p.kind),
+    "score": (str, lambda p: p.score),
+    "window": (int, lambda p: p.window),
+    "sink": (int, lambda p: p.sink),
+    "ratios": (list, lambda p: [float(r) for r in p.ratios]),
+    "calibration_sha256": (str, lambda p: p.calibration),
+    "command": (str, lambda p: one_line(p.command[:_MAX_TEXT])),
+    "made_by": (str, lambda p: p.made_by),
+    "seed": (int, lambda p: p.seed),
+    "surrogate.pairs": (str, lambda p: p.surrogate.pairs if p.surrogate else ""),
+    "contest": (str, lambda p: p.contest.text() if p.contest else ""),
 }
+"""Keys of a profile's own: the type of each, and its value; one that is empty is not written."""
 _TYPES: dict[str, type] = {"general.type": str, "general.architecture": str, "general.name": str}
-_TYPES |= {_KEY + name: kind for name, kind in _OWN.items()}
+_TYPES |= {_KEY + name: kind for name, (kind, _) in _OWN.items()}
 """All that a profile may say."""
 
 
