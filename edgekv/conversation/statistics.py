@@ -10,9 +10,10 @@ import numpy as np
 from edgekv import native
 from edgekv.base.sizes import size_text
 from edgekv.base.stats import KVStats
+from edgekv.conversation.parked import has_recurrent_layers
+from edgekv.memory.footprint import row_bytes
 from edgekv.memory.limit import reserve
 from edgekv.model import facts
-from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.choice.settings import Settings
@@ -33,20 +34,12 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
     context at the start. What is allocated is asked of llama.cpp; its parts are in proportion to
     tokens.
     """
-    model, (type_k, type_v) = llm.model, type_names(llm)
-    info = facts.model_shape(model)
-    types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
-    params = llm.context_params
-
-    def row(kind: int, d: int) -> int:
-        block, size = types[int(kind)]
-        return d // block * size
-
+    (type_k, type_v), info = type_names(llm), facts.model_shape(llm.model)
+    kinds = int(llm.context_params.type_k), int(llm.context_params.type_v)
     d_k, d_v = info["d_head_k"], 0 if info["v_in_k"] else info["d_head_v"]
-    per_token = sum(info["n_head_kv"]) * (row(params.type_k, d_k) + row(params.type_v, d_v))
+    per_token = sum(info["n_head_kv"]) * (row_bytes(kinds[0], d_k) + row_bytes(kinds[1], d_v))
     cache, computed = native.context_bytes(llm.ctx)[0], per_token * llm.n_ctx()
-    has_state = llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
-    recurrent = max(cache - computed, 0) if has_state else 0
+    recurrent = max(cache - computed, 0) if has_recurrent_layers(llm) else 0
     allocated = cache - recurrent  # less or more than computed if heads have several sizes
     used, in_f16 = (
         n * llm.n_tokens * allocated // max(computed, 1)

@@ -22,6 +22,7 @@ from edgekv.memory.limit import SWA_SLACK
 from edgekv.methods.base import LATE
 from edgekv.methods.centroid_merge import KEPT, CentroidMerge, n_looked_at
 from edgekv.methods.probe import LEAD, PIECE
+from edgekv.model import rotation
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
@@ -38,8 +39,6 @@ INPUT_BYTES = 8
 SMALL = 16384
 """Inputs that no node reads, and alignment."""
 F16 = 1
-PLAIN = (0, F16, 30)
-"""f32, f16, bf16: types that are stored as they are."""
 FLASH_ROWS = 256
 """On a device attention is over a multiple of so many rows, with masked ones in front of a head's.
 """
@@ -444,7 +443,4 @@ def _rotations(x: LayerInfo) -> int:
     """The matrices by which llama.cpp turns heads of a multiple of 64 values before it quantises
     them (f32); latent ones it leaves as they are.
     """
-    if x.v_in_k:
-        return 0
-    widths = ((x.type_k, x.d_k, x.d_k & -x.d_k), (x.type_v, x.d_v, 64))
-    return sum(4 * n * n for kind, d, n in widths if kind not in PLAIN and d % 64 == 0)
+    return sum(4 * n * n for n in rotation.blocks(x))

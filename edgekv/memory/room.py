@@ -8,13 +8,12 @@ from __future__ import annotations
 from edgekv.base.machine import memory_free
 from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
-from edgekv.memory.footprint import WHOLE, PromptBytes, row_bytes
+from edgekv.memory.footprint import F16, WHOLE, PromptBytes, row_bytes
 from edgekv.model import facts
 from edgekv.model.blueprint import Blueprint
 from edgekv.model.header import DAMAGE, Header, file_bytes, opened
 from edgekv.model.identity import shape
 
-F16 = 1
 WORK_ROOM = 2**30
 """Bytes of a process that prepares a model, beside its weights: its cache, and what the model
 predicts behind hundreds of tokens.

@@ -17,7 +17,7 @@ from edgekv.base import machine
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.library import lib_dir, logged_error, muted
-from edgekv.model import backends, kind, placement
+from edgekv.model import backends, kind, metadata, placement
 from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp
 from edgekv.version import __version__
@@ -127,7 +127,7 @@ def load_without_weights(
 
 
 def model_shape(model: Any) -> dict[str, Any]:
-    meta = _metadata(model)
+    meta = metadata.of_model(model)
     arch = meta.get("general.architecture", "unknown")
     n_head = llama_cpp.llama_model_n_head(model)
     d_default = llama_cpp.llama_model_n_embd(model) // max(n_head, 1)
@@ -147,17 +147,6 @@ def model_shape(model: Any) -> dict[str, Any]:
         "mode": "uncompressed" if why else "layers",
         "note": why or "",
     }
-
-
-def _metadata(model: Any) -> dict[str, str]:
-    """Scalar metadata of a model, as text."""
-    found, buffer = {}, ctypes.create_string_buffer(4096)
-    for i in range(llama_cpp.llama_model_meta_count(model)):
-        llama_cpp.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
-        key = buffer.value.decode(errors="replace")
-        llama_cpp.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
-        found[key] = buffer.value.decode(errors="replace")
-    return found
 
 
 def check_gguf(path: str, vocab_only: bool = False) -> None:
