@@ -57,8 +57,6 @@ INSTEAD = {
     "version": "'edgekv --version' prints it",
 }
 """What there is for Ollama's other words."""
-# click before 8.2 prints the help itself
-NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -101,7 +99,7 @@ class Group(click.Group):
             code = 130
         except EdgeKVError as error:
             fail(str(error))
-        except NO_ARGUMENTS as error:
+        except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(2)
         except click.ClickException as error:

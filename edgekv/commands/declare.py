@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -36,6 +37,11 @@ def declared(command: Callable[..., Any], options: Iterable[Decorator]) -> Calla
     for one in reversed([*options]):
         command = one(command)
     return command
+
+
+def is_typed(name: str) -> bool:
+    """Whether an option of the command that runs stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _words(names: tuple[str, ...]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgekv.commands.declare import Decorator, llama, option
+from edgekv.commands.declare import Decorator, is_typed, llama, option
 from edgekv.errors import BadInput
 
 _TEXT = llama("-sys --system-prompt", metavar="TEXT", help="System message.")
@@ -26,8 +26,7 @@ def system_prompt(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def call(system_prompt: str | None, system_prompt_file: str | None, **values: Any) -> Any:
         if system_prompt_file is not None:
-            source = click.get_current_context().get_parameter_source("system_prompt")
-            if system_prompt is not None and getattr(source, "name", "") == "COMMANDLINE":
+            if system_prompt is not None and is_typed("system_prompt"):
                 raise BadInput("give the system message once: -sys TEXT or -sysf FILE")
             from edgekv.documents.plain import read_document
 

@@ -61,14 +61,14 @@ def load_llama(
     options.loading.check(path)
     if options.ctx_size % CTX_STEP and not (later and later.has_begun):
         terminal.status(
-            f"edgekv: -c {options.ctx_size:,} is taken as {_context(options):,}: contexts are"
-            f" multiples of {CTX_STEP} tokens"
+            f"edgekv: -c {options.ctx_size:,} is taken as {whole_ctx(options.ctx_size):,}: contexts"
+            f" are multiples of {CTX_STEP} tokens"
         )
 
     def check_room() -> None:
         overrides = options.loading.arguments()["kv_overrides"]
         with Llama(path, vocab_only=True, kv_overrides=overrides, verbose=False) as words:
-            room.check(words, _context(options), documents)
+            room.check(words, whole_ctx(options.ctx_size), documents)
 
     learn(options, later, check_room if documents else None)
     with terminal.killable():
@@ -90,7 +90,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
     return dict(
         kv=replace(options.kv, seed=min(max(options.seed, 0), MOST)),
-        n_ctx=_context(options),
+        n_ctx=whole_ctx(options.ctx_size),
         n_batch=options.batch_size,
         n_ubatch=options.ubatch_size,
         n_threads=threads,
@@ -112,11 +112,6 @@ def _drafts(options: Drafting) -> Drafting:
     """With the file of the draft model. Raises EdgeKVError."""
     name = options.draft_model
     return replace(options, draft_model=model_path(name)) if name else options
-
-
-def _context(options: EngineOptions) -> int:
-    """Tokens of the context; 0: those that the model was trained with."""
-    return whole_ctx(options.ctx_size)
 
 
 def learn(

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgekv.commands.declare import Decorator, declared, llama
+from edgekv.commands.declare import Decorator, declared, is_typed, llama
 from edgekv.errors import BadInput
 
 MODEL_HELP = (
@@ -86,19 +86,13 @@ def several_named(command: Callable[..., Any]) -> Callable[..., Any]:
     return declared(call, [*HUB, click.argument("words", nargs=-1, metavar="[MODEL...]")])
 
 
-def _typed(name: str) -> bool:
-    """Whether an option stands on the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return getattr(source, "name", "") == "COMMANDLINE"
-
-
 def _named_by_option(model: str | None, hf_repo: str | None, hf_file: str | None) -> str | None:
     """The name that -m or -hf gives on the command line, or -hf in the environment."""
-    is_model = model is not None and _typed("model")
-    if is_model and hf_repo and _typed("hf_repo"):
+    is_model = model is not None and is_typed("model")
+    if is_model and hf_repo and is_typed("hf_repo"):
         raise BadInput(f"the model is named twice: -m {model} and -hf {hf_repo}; leave one out")
     if is_model:
-        if hf_file and _typed("hf_file"):
+        if hf_file and is_typed("hf_file"):
             raise BadInput("--hf-file names a file of --hf-repo; leave out --hf-file or -m")
         return model
     if not hf_repo:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edgekv.commands.declare import is_typed
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.values import size
@@ -99,10 +100,8 @@ BEHIND = click.option("--behind-router", is_flag=True, hidden=True)
 
 def check_one() -> None:
     """Raises BadInput for options that a server of one model has no use for."""
-    context = click.get_current_context()
     for name in _NAMES:
-        source = context.get_parameter_source(name)
-        if getattr(source, "name", "") == "COMMANDLINE":
+        if is_typed(name):
             option = f"--{name.replace('_', '-')}"
             raise BadInput(f"{option} is for a server of many models: leave it out, or the model")
 
