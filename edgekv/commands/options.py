@@ -320,10 +320,8 @@ def engine_and_words(
     command's own words as `words`. See `edgekv.commands.named.model_named`. optional: the model's
     name may be empty.
     """
-    engine, named = (
-        grouped("engine", EngineOptions, ENGINE),
-        model_named(usage, least, most, optional),
-    )
+    engine = grouped("engine", EngineOptions, ENGINE)
+    named = model_named(usage, least, most, optional)
     return lambda command: named(engine(command))
 
 

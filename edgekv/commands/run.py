@@ -122,10 +122,8 @@ def command(
         for line in warnings(llm, engine.ctx_size):
             click.echo(f"edgekv: {line}", err=True)
         if not has_template(llm):
-            content, raw = (
-                plain_text([*system_of(system), {"role": "user", "content": content}]),
-                True,
-            )
+            raw = True
+            content = plain_text([*system_of(system), {"role": "user", "content": content}])
     if sys.stdout.isatty() and not asked.as_json and (line := recall_line(llm.kv_stats())):
         terminal.status(f"edgekv: {line}")
     arguments = sampling_arguments(llm, sampling)

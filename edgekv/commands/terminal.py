@@ -125,9 +125,8 @@ def reading_bar(llm: Llama) -> Iterator[ReadingBar]:
 @contextmanager
 def interruptible(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C calls `stop` instead of raising KeyboardInterrupt."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only there Python handles signals
+    # only there Python handles signals
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGINT, lambda *_: stop())

@@ -111,11 +111,8 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> P
     for name, (kind, shape) in form.items():
         found[name] = np.frombuffer(data, kind, prod(shape), begin).reshape(shape)
         begin += found[name].nbytes
-    spread, thresholds, queries = (
-        found.get("spread"),
-        found.get("thresholds"),
-        description["queries"],
-    )
+    spread, thresholds = found.get("spread"), found.get("thresholds")
+    queries = description["queries"]
     if spread is not None and not ((spread >= 0) & (spread <= 1)).all():
         raise ValueError("not all shares are between 0 and 1")
     if thresholds is not None and (np.abs(thresholds) > 1.001).any():

@@ -86,10 +86,8 @@ def compressed(
     full = kv.full_layers or range(len(kept))
     type_k, type_v = type_names(llm)
     is_measured = s.preset.types == (type_k, type_v)
-    rows, heads = (
-        sum(int(kept[il].sum()) for il in full),
-        sum(layers[il].n_head_kv for il in full),
-    )
+    rows = sum(int(kept[il].sum()) for il in full)
+    heads = sum(layers[il].n_head_kv for il in full)
     return KVStats(
         method=s.preset.name,
         profile=s.preset.profile,

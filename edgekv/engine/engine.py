@@ -258,12 +258,8 @@ class Engine:
         before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this
         layer.
         """
-        s, i, n_head_kv, clock = (
-            self.settings,
-            len(before),
-            self.store.layers[p.il].n_head_kv,
-            self.turn.clock,
-        )
+        s, i, clock = self.settings, len(before), self.turn.clock
+        n_head_kv = self.store.layers[p.il].n_head_kv
         with clock("score"):
             layer = observer.layer_stats(self.store, p)
             scores = s.preset.score.score(layer, s.preset.params)

@@ -81,9 +81,8 @@ class PromptCentroids:
                 p.rotation(self._merge.params.later),
                 self._merge.params.draws,
             )
-        except (
-            Unsupported
-        ):  # positions that are no plain RoPE: rows are dropped, as without a summary
+        except Unsupported:
+            # positions that are no plain RoPE: rows are dropped, as without a summary
             self._merge = None
             return keep
         drop_queries()

@@ -203,10 +203,8 @@ def _more(low: Left, high: Left, left: int) -> list[str]:
         return [f'"0"{{0,{left - 1}}} [1-9] [0-9]{{0,{left - 1}}}']
     if not left or high == (0, True):
         return []
-    bottom, top = (
-        0 if low is None else floor(low[0] * 10),
-        9 if high is None else floor(high[0] * 10),
-    )
+    bottom = 0 if low is None else floor(low[0] * 10)
+    top = 9 if high is None else floor(high[0] * 10)
     ways: dict[tuple[Left, Left], list[int]] = {}
     for digit in range(bottom, top + 1):
         ways.setdefault((_next(low, digit, True), _next(high, digit, False)), []).append(digit)

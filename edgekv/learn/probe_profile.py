@@ -38,7 +38,6 @@ from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
 
 if TYPE_CHECKING:
-    from edgekv.llama.llama import Llama
     from edgekv.native import Store
 
 RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))

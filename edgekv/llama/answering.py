@@ -45,9 +45,8 @@ PASSED = [
 class Answering(Evaluation):
     """What `edgekv.Llama` does with messages and with logits."""
 
-    if (
-        TYPE_CHECKING
-    ):  # what comes back depends on `stream`, of which the parent's types say nothing
+    # what comes back depends on `stream`, of which the parent's types say nothing
+    if TYPE_CHECKING:
 
         def create_completion(self, *args: Any, **kwargs: Any) -> Any: ...
 

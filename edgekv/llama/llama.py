@@ -333,9 +333,8 @@ class Llama(Answering):
                 "memory": memory,
             }
             given = {name: value for name, value in wishes.items() if value is not None}
-            if (
-                ratio is not None
-            ):  # takes the place of an earlier budget, but a limit for the cache stands
+            # takes the place of an earlier budget, but a limit for the cache stands
+            if ratio is not None:
                 given = {"budget": None, "budget_mb": None, **given}
             config = replace(self._kv_config, **given)
             fresh = self._kv_resolve(config, self.model_path)

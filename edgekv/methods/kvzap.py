@@ -82,10 +82,8 @@ class KVzap:
             raise EdgeKVError(
                 "the score 'kvzap' needs a model's profile: choose the method with the model"
             )
-        novelty, heads = (
-            np.float32((params or self.params).novelty),
-            [self._of_head(layer, k) for k in range(layer.n_head_kv)],
-        )
+        novelty = np.float32((params or self.params).novelty)
+        heads = [self._of_head(layer, k) for k in range(layer.n_head_kv)]
         out = np.full(layer.pos.shape, -np.inf, np.float32)
         for k, scores in enumerate(
             each_head(lambda k: _together(*heads[k], novelty), *layer.pos.shape)

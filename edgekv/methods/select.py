@@ -61,9 +61,8 @@ def _keep_head(
     """`keep` for one head: score, pos [n_rows]."""
     rows: NDArray[np.int32] = np.arange(len(pos), dtype=np.int32)
     token = pos
-    if len(pos) and not (
-        pos[0] >= 0 and (pos[1:] > pos[:-1]).all()
-    ):  # not the rows of a first turn
+    # not the rows of a first turn
+    if len(pos) and not (pos[0] >= 0 and (pos[1:] > pos[:-1]).all()):
         rows = _in_token_order(pos)
         token, score = pos[rows], score[rows]
     n_sink = int(np.searchsorted(token, sink))

@@ -229,10 +229,8 @@ class Prefill:
         """K and V of one head of the layer in work, [n_old + n_tokens, d], float32; or of `some` of
         its rows.
         """
-        n, info = (
-            int(self.n_old()[head]) + self.n_tokens if some is None else len(some),
-            self._store.layers[self.il],
-        )
+        n = int(self.n_old()[head]) + self.n_tokens if some is None else len(some)
+        info = self._store.layers[self.il]
         k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
         if some is None:
             check(lib.edgekv_prefill_rows(self._p, head, f32(k), f32(v)))

@@ -52,9 +52,8 @@ def call(
         stdout=subprocess.PIPE,
         env=environment,
     )
-    if (
-        done.returncode == -signal.SIGINT
-    ):  # it may be gone before this process has heard of the Ctrl-C
+    # it may be gone before this process has heard of the Ctrl-C
+    if done.returncode == -signal.SIGINT:
         raise KeyboardInterrupt
     if done.returncode == -9:
         raise EdgeKVError(f"{what} was killed: the machine has not the memory")

@@ -63,9 +63,8 @@ class _Progressive:
         self._least, self._free = protected(plan), free(plan)
         self._n_heads = (plan.have > 0).sum(axis=1)
         self._most = params.r_max * self._free / max(plan.n_heads, 1)
-        self._scores: list[
-            NDArray[np.float32]
-        ] = []  # of each finished layer's rows that are not protected
+        # of each finished layer's rows that are not protected
+        self._scores: list[NDArray[np.float32]] = []
         # per head of each finished layer, beside the protected ones, not yet whole
         self._rows: NDArray[np.float64] = np.zeros(0)
 

@@ -47,9 +47,8 @@ class Pyramid:
             plan.n_rows, n_layer, n_head_kv, self.params.beta, window=plan.sink + plan.window
         )
         n_heads = (plan.have > 0).sum(axis=1)
-        if (
-            n_heads != n_heads[0]
-        ).any():  # a layer with fewer heads weighs less, so the slope is scaled to the total
+        # a layer with fewer heads weighs less, so the slope is scaled to the total
+        if (n_heads != n_heads[0]).any():
             base = min(plan.sink + plan.window, plan.n_rows)
             room = np.maximum(plan.have.max(axis=1) - base, 0).astype(np.float64)
             rows = base + in_proportion(

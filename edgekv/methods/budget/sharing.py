@@ -55,9 +55,8 @@ def _evenly(
     """float [n_layer]: the same rows per head for all layers, but none above its room."""
     share = np.zeros(len(room))
     left, heads = max(total, 0.0), int(n_heads.sum())
-    for il in np.argsort(
-        room, kind="stable"
-    ):  # the fullest layer first: what it cannot take is the others'
+    # the fullest layer first: what it cannot take is the others'
+    for il in np.argsort(room, kind="stable"):
         share[il] = min(room[il], left / max(heads, 1))
         left -= share[il] * n_heads[il]
         heads -= int(n_heads[il])

@@ -17,9 +17,8 @@ def table(a: Sequence[Hashable], b: Sequence[Hashable]) -> NDArray[np.int32]:
     numbers = {item: number for number, item in enumerate(dict.fromkeys(b))}
     right = np.array([numbers[item] for item in b], np.int32)
     lengths = np.zeros((len(a) + 1, len(b) + 1), np.int32)
-    for i, item in enumerate(
-        a
-    ):  # a row at once: the best of "match here" and "as above", carried to the right
+    # a row at once: the best of "match here" and "as above", carried to the right
+    for i, item in enumerate(a):
         matched = lengths[i, :-1] + (right == numbers.get(item, -1))
         lengths[i + 1, 1:] = np.maximum.accumulate(np.maximum(matched, lengths[i, 1:]))
     return lengths

@@ -44,7 +44,6 @@ from edgekv_lab.makers.training import SCORE
 from edgekv_lab.saved import load_json, save_json
 
 if TYPE_CHECKING:
-    from edgekv.llama.llama import Llama
     from edgekv_lab.makers.training import Training
 
 LAMBDA = 0.3

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,6 @@ from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
 from edgekv_lab.makers import oracle
 from edgekv_lab.saved import Saved, name_of
-
-if TYPE_CHECKING:
-    from edgekv.llama.llama import Llama
 
 RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 LEAST = 0.01
@@ -228,10 +225,8 @@ def measure(
             attention = np.stack(
                 [p.stat(len(observer.ranges) + i, "max") for i in range(len(steps))]
             )
-            importance[:, il, :heads], order[il, :heads] = (
-                attention * norms,
-                np.argsort(-scores, axis=1, kind="stable"),
-            )
+            importance[:, il, :heads] = attention * norms
+            order[il, :heads] = np.argsort(-scores, axis=1, kind="stable")
             p.keep([np.zeros(1, np.int32)] * heads)
     return importance, order
 

@@ -26,7 +26,6 @@ from edgekv_lab.eval.sample import SampleRequest
 from edgekv_lab.eval.tasks import needle
 
 if TYPE_CHECKING:
-    from edgekv.learn.reading import Reading
     from edgekv.llama.llama import Llama
 
 SCORE = "snapkv"

@@ -176,12 +176,8 @@ def _texts(record: dict[str, Any], name: str, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
-        except (
-            ValueError,
-            SyntaxError,
-            RecursionError,
-            MemoryError,
-        ):  # the last one: nested too deep
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            # the last one: nested too deep
             value = [value]
     items = value if isinstance(value, (list, tuple)) else []
     return tuple(words(str(x) if isinstance(x, (int, float)) else x, name, where) for x in items)
