@@ -54,13 +54,9 @@ def _groups() -> list[tuple[Path, ...]]:
     """Files of this process's group and of those that it is in, up to the root; of a container
     that sees no more than its own group, the root's.
     """
-    try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        lines = []
     own = {
         name: path
-        for _, names, path in (x.split(":", 2) for x in lines)
+        for _, names, path in (x.split(":", 2) for x in _lines(_OWN_GROUPS))
         for name in names.split(",")
     }
     found = []
@@ -108,22 +104,23 @@ def rss_now() -> int:
 
 def _status(name: str) -> int:
     """A line of /proc/self/status in bytes, 0 where there is none."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
+    lines = _lines(Path("/proc/self/status"))
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a file of the system's; none where it has no such file."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def lies_in_memory(folder: str | os.PathLike[str]) -> bool:
     """Whether files in a folder take memory (tmpfs). False where the system does not say."""
     real = os.path.realpath(folder)
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return False
     found, kind = "", ""
-    for _, point, its, *_ in (line.split() for line in mounts):
+    for _, point, its, *_ in map(str.split, _lines(Path("/proc/self/mounts"))):
         place = point.encode().decode("unicode_escape")  # a space is \\040 there
         is_in = os.path.commonpath([real, place]) == place
         if is_in and len(place) >= len(found):  # of several on one place the last one counts

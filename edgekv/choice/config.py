@@ -92,13 +92,18 @@ def _budget(value: Any, name: str) -> Any:
         ) from None
 
 
+def _number(value: Any) -> float:
+    """NaN, which is in no range, for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _mebibytes(value: Any, name: str) -> float | None:
     if value is None:
         return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _number(value)
     if not 0 < number < 2**40:
         raise BadInput(f"{name} {value} is no size; give MiB above 0")
     return number
@@ -130,10 +135,7 @@ def _path(value: Any, name: str) -> str | None:
 
 
 def _share(value: Any, name: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _number(value)
     if not 0 <= number < 1:
         raise BadInput(f"{name} {value} is no share; give a number from 0 up to 1")
     return number

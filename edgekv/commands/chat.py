@@ -186,13 +186,8 @@ def take_turn(conversation: Conversation, reply: Iterator[Piece], typed: bool) -
     """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat
     was interrupted.
     """
-    shown = terminal.ReplyPrinter(typed)
     conversation.is_stopped = False  # a Ctrl-C that came too late for an earlier turn
-    with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
-        for piece in reply:
-            bar.stop()
-            shown.write(piece)
-    shown.end()
+    terminal.show(conversation.llm, reply, conversation.stop, typed)
     stream, stats = conversation.stream, conversation.llm.kv_stats()
     assert stream is not None  # the reply came from it
     terminal.status(status_line(stats, stream, terminal.width()))

@@ -53,7 +53,7 @@ def get(words: tuple[str, ...], model: str, replace: bool) -> None:
 
     (source,), identity = words, identify(model_path(model))
     if source.startswith(HUB):
-        from edgekv.models.hub.folder import fetch
+        from edgekv.models.hub.models import fetch
 
         paths = fetch(
             source,

@@ -206,12 +206,7 @@ def system_of(text: str) -> list[dict[str, Any]]:
 def print_text(llm: Llama, complete: Complete) -> None:
     """The answer as it comes, then a status line. Raises Abort after Ctrl-C."""
     stream = Stream(llm, partial(complete, stream=True))
-    shown = terminal.ReplyPrinter(sys.stdout.isatty())
-    with terminal.interruptible(stream.stop), terminal.reading_bar(llm) as bar:
-        for piece in stream:
-            bar.stop()
-            shown.write(piece)
-    shown.end()
+    terminal.show(llm, stream, stream.stop, sys.stdout.isatty())
     stats = llm.kv_stats()
     terminal.status(status_line(stats, stream, terminal.width()))
     if stats.note:

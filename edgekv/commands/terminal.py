@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -198,6 +198,16 @@ class ReplyPrinter:
             write(shown)
             return
         write(_dimmed(self._wrap.feed(text.printable(shown)), is_thought))
+
+
+def show(llm: Llama, reply: Iterable[Piece], stop: Callable[[], None], for_person: bool) -> None:
+    """Prints a reply as it comes, with a bar while the prompt is read. Ctrl-C calls `stop`."""
+    shown = ReplyPrinter(for_person)
+    with interruptible(stop), reading_bar(llm) as bar:
+        for piece in reply:
+            bar.stop()
+            shown.write(piece)
+    shown.end()
 
 
 def _dimmed(text: str, is_dim: bool) -> str:

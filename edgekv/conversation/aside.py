@@ -39,7 +39,7 @@ def aside(llm: Holder) -> Iterator[None]:
     place = Place(llm.ctx)
     place.swap(llm.ctx)
     llm.turn, kv.turn, llm.kv_progress = llm.turn.fresh(), kv.fresh_turn(), None
-    with llm.guard.called_back():
+    with llm.guard.calling_back(may_use=True):
         llm.reset()
         try:
             yield

@@ -49,22 +49,15 @@ class Guard:
             self._lock.release()
 
     @contextmanager
-    def calling_back(self) -> Iterator[None]:
-        """A `with` block that runs the user's code in the middle of a native call."""
-        self._is_calling_back = True
+    def calling_back(self, may_use: bool = False) -> Iterator[None]:
+        """A `with` block that runs the user's code in the middle of a native call. may_use: one
+        inside of such code in which this thread may use the model after all.
+        """
+        self._is_calling_back = not may_use
         try:
             yield
         finally:
-            self._is_calling_back = False
-
-    @contextmanager
-    def called_back(self) -> Iterator[None]:
-        """A `with` block inside of such code in which this thread may use the model after all."""
-        self._is_calling_back = False
-        try:
-            yield
-        finally:
-            self._is_calling_back = True
+            self._is_calling_back = may_use
 
     def begin_answer(self) -> None:
         """This thread starts to write an answer.

@@ -50,6 +50,13 @@ def too_long(message: str, n: int, n_ctx: int) -> ApiError:
     return ApiError(400, f"{message}, {advice}", kind, n_prompt_tokens=n, n_ctx=n_ctx)
 
 
+def prompt_too_long(n: int, n_ctx: int, has_more: bool = False) -> ApiError:
+    """The same of a prompt. has_more: it may have more than n tokens."""
+    has = f"the prompt has {n:,} tokens{' at least' * has_more}"
+    size = f"exceeds the available context size of {n_ctx:,}: give a shorter one"
+    return too_long(f"{has} and {size}", n, n_ctx)
+
+
 def is_anthropic(path: str) -> bool:
     return path.startswith("/v1/messages")
 

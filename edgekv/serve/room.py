@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edgekv.native import llama_cpp as native
-from edgekv.serve.errors import too_long
+from edgekv.serve.errors import prompt_too_long
 from edgekv.serve.wanted import check_wanted
 
 if TYPE_CHECKING:
@@ -41,9 +41,4 @@ class Room:
             return
         least = len(data) // self._longest
         if least >= self._n_ctx:
-            raise too_long(
-                f"the prompt has {least:,} tokens at least and exceeds the available context size"
-                f" of {self._n_ctx:,}: give a shorter one",
-                least,
-                self._n_ctx,
-            )
+            raise prompt_too_long(least, self._n_ctx, has_more=True)

@@ -17,7 +17,7 @@ from edgekv.chat.specials import encoded, end_tokens
 from edgekv.chat.template import Chat
 from edgekv.conversation import by_text
 from edgekv.errors import BadInput
-from edgekv.serve.errors import too_long
+from edgekv.serve.errors import prompt_too_long
 from edgekv.serve.gate import given_key
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
@@ -143,12 +143,7 @@ class Service:
         if n == 0:
             raise BadInput("the prompt is empty: give some text")
         if n >= self.n_ctx:
-            raise too_long(
-                f"the prompt has {n:,} tokens and exceeds the available context size of"
-                f" {self.n_ctx:,}: give a shorter one",
-                n,
-                self.n_ctx,
-            )
+            raise prompt_too_long(n, self.n_ctx)
         if self.llm.engine is not None:
             by_text.learn(self.llm, prompt.tokens)  # the worker is going to compare them
         return replace(request, prompt=prompt)
