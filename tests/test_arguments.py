@@ -11,9 +11,9 @@ import pytest
 
 import edgekv
 from edgekv.choice.config import KVConfig
-from edgekv.commands import docs
 from edgekv.llama.arguments import Arguments
 from edgekv.llama_cpp import Llama as Parent
+from edgekv_lab.commands import docs
 
 ROOT = Path(__file__).resolve().parent.parent
 SNIPPET = """
@@ -84,7 +84,7 @@ def test_type_checkers_have_the_same_arguments():
 def test_what_type_checkers_have_of_an_option_is_generated():
     path = "edgekv/llama/cache_arguments.py"
     text = (ROOT / path).read_text(encoding="utf-8")
-    assert text == docs.arguments(), "run: python -m edgekv.commands.docs"
+    assert text == docs.arguments(), "run: python -m edgekv_lab.commands.docs"
 
 
 def test_the_package_says_that_it_has_types():

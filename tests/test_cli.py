@@ -21,7 +21,6 @@ from edgekv.chat.drafts import Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.commands import chat, load, options, report, slash, terminal
 from edgekv.commands.conversation import Conversation
-from edgekv.commands.docs import page
 from edgekv.commands.saved import messages_of
 from edgekv.commands.stream import Piece, Stream
 from edgekv.commands.wrap import Wrap
@@ -30,6 +29,7 @@ from edgekv.errors import BadInput, Unsupported
 from edgekv.llama.pack import said
 from edgekv.methods.budget import BUDGETS
 from edgekv.models import demo
+from edgekv_lab.commands.docs import page
 from tests.cli import refused
 from tests.cli import typed as call
 from tests.fakes import FakeLlama
@@ -166,7 +166,9 @@ def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):
 
 
 def test_the_docs_are_the_help():
-    assert (ROOT / "docs" / "cli.md").read_text() == page(), "run: python -m edgekv.commands.docs"
+    assert (ROOT / "docs" / "cli.md").read_text() == page(), (
+        "run: python -m edgekv_lab.commands.docs"
+    )
 
 
 # ---- options

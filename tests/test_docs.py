@@ -13,9 +13,10 @@ import pytest
 
 import edgekv
 import edgekv.llama_cpp as llama_cpp
-from edgekv.commands import docs_python, load
+from edgekv.commands import load
 from edgekv.commands.values import AUTO_STORES
 from edgekv_lab import experiments, record
+from edgekv_lab.commands import docs_python
 from tests import docs_commands, models, support_table
 from tests.cli import typed
 from tests.test_layers import ROOMS
@@ -34,7 +35,7 @@ def test_the_table_of_kernels_is_up_to_date():
 
 def test_the_python_page_is_the_docstrings():
     text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
-    assert text == docs_python.page(), "run: python -m edgekv.commands.docs"
+    assert text == docs_python.page(), "run: python -m edgekv_lab.commands.docs"
 
 
 def test_every_public_name_is_on_the_python_page():

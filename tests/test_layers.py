@@ -17,8 +17,8 @@ from tests.test_imports import modules
 ROOMS = """
 version errors base documents library native model methods memory profiles choice engine
 conversation grammars chat llama learn __init__ models kept serve commands bundling
-__main__ lab/__init__ lab/plotting lab/process lab/record lab/saved lab/sides lab/eval lab/makers
-lab/bench lab/experiments lab/__main__ lab/commands
+__main__ lab/__init__ lab/markdown lab/plotting lab/process lab/record lab/saved lab/sides lab/eval
+lab/makers lab/bench lab/experiments lab/__main__ lab/commands
 """.split()
 """From what everything stands on to what nothing imports."""
 

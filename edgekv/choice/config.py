@@ -1,8 +1,8 @@
 """Every option of the compressed cache, once: name, default, unit, help, and what it accepts.
 
 `Llama` takes an option as kv_NAME and the command line as --kv-NAME, with EDGEKV_KV_NAME in the
-environment. A new option is one field of `KVConfig`; `python -m edgekv.commands.docs` writes what
-else says its name.
+environment. A new option is one field of `KVConfig`; `python -m edgekv_lab.commands.docs` writes
+what else says its name.
 """
 
 from __future__ import annotations

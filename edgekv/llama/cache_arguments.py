@@ -1,6 +1,6 @@
 """The options of `KVConfig` as `edgekv.Llama` takes them, for type checkers.
 
-Generated from the options by `python -m edgekv.commands.docs`; change them in `choice/config.py`.
+Generated from the options in `choice/config.py` by `python -m edgekv_lab.commands.docs`.
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ from typing import Any
 
 import click
 
-from edgekv.base import files, markdown
+from edgekv.base import files
 from edgekv.commands.declare import option
 from edgekv.errors import BadInput
 from edgekv.model.identity import identify
 from edgekv.version import __version__
+from edgekv_lab import markdown
 
 Column = tuple[str, str]
 """A head, and the format of its values: "" of text, which stands left."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgekv.base import files, markdown
+from edgekv.base import files
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import MIB, mib, percent, share, size_text
 from edgekv.errors import BadInput
 from edgekv.version import __version__
+from edgekv_lab import markdown
 from edgekv_lab.bench import compare, formats, plot, reads
 from edgekv_lab.bench.runner import Measurements
 from edgekv_lab.bench.spec import Case, Lists, pair_of

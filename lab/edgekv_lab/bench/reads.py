@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgekv.base import markdown
 from edgekv.base.sizes import mib
+from edgekv_lab import markdown
 from edgekv_lab.bench.spec import test_name
 
 Record = dict[str, Any]

@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 
-from edgekv.base import markdown
 from edgekv.commands.declare import Decorator, declared, option
 from edgekv.commands.load import model_path
 from edgekv.commands.values import COUNT, FROM_ZERO, SHARE
 from edgekv.errors import BadInput
-from edgekv_lab import record
+from edgekv_lab import markdown, record
 from edgekv_lab.record import RECORD, Column
 
 Options = SimpleNamespace

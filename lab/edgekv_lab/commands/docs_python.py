@@ -8,11 +8,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import edgekv
-from edgekv.base import markdown
+from edgekv_lab import markdown
 
 HEAD = """# Python API
 
-Generated from docstrings by `python -m edgekv.commands.docs`; change them in the code.
+Generated from docstrings by `python -m edgekv_lab.commands.docs`; change them in the code.
 
 `edgekv` has the names below; `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings.
 [Beside llama-cpp-python](llama-cpp-python.md) says which of the parent's methods differ, which

@@ -1,7 +1,7 @@
 """What is written from the help texts, docstrings and options: docs/cli.md, docs/python-api.md, and
 the options of the cache for type checkers.
 
-python -m edgekv.commands.docs      in a checkout, writes all of them
+python -m edgekv_lab.commands.docs  in a checkout, writes all of them
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgekv.commands import main
 
 HEAD = """# Command line
 
-Generated from the help texts by `python -m edgekv.commands.docs`; change them in the code.
+Generated from the help texts by `python -m edgekv_lab.commands.docs`; change them in the code.
 
 A flag goes before the environment, and the environment before the default. Wrong input gives one
 line on standard error and exit code 2. Ctrl-C gives 130.
@@ -134,7 +134,7 @@ def slash_section() -> str:
 
 ARGUMENTS = '''"""The options of `KVConfig` as `edgekv.Llama` takes them, for type checkers.
 
-Generated from the options by `python -m edgekv.commands.docs`; change them in `choice/config.py`.
+Generated from the options in `choice/config.py` by `python -m edgekv_lab.commands.docs`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def arguments() -> str:
 
 def generated() -> dict[str, str]:
     """Texts by their paths in a checkout."""
-    from edgekv.commands.docs_python import page as python_page
+    from edgekv_lab.commands.docs_python import page as python_page
 
     return {
         "docs/cli.md": page(),
