@@ -18,6 +18,7 @@ from edgekv.model import facts
 from edgekv.model.blueprint import Blueprint
 from edgekv.model.header import Header, opened
 from edgekv.model.outline import outline
+from edgekv.models.found import demo
 from edgekv.models.found.stores import STORES
 from edgekv.profiles import places
 from tests import gguf_files, models, stores
@@ -30,7 +31,7 @@ from tests.test_profiles import make
 def folder(tmp_path, monkeypatch):
     """llama.cpp's folder in an empty home."""
     home = stores.empty_home(monkeypatch, tmp_path)
-    others = tuple(store for store in STORES if store[0] != "demo")
+    others = tuple(store for store in STORES if store is not demo)
     monkeypatch.setattr("edgekv.models.found.stores.STORES", others)
     (home / ".cache/llama.cpp").mkdir(parents=True)
     return home / ".cache/llama.cpp"

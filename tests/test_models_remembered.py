@@ -18,7 +18,7 @@ def home(tmp_path, monkeypatch):
     """An empty home folder, without the demo model's package."""
     from edgekv.models.found.stores import STORES
 
-    others = tuple(store for store in STORES if store[0] != "demo")
+    others = tuple(store for store in STORES if store.NAME != "demo")
     monkeypatch.setattr("edgekv.models.found.stores.STORES", others)
     return stores.empty_home(monkeypatch, tmp_path / "home")
 

@@ -70,8 +70,8 @@ class Chat:
 @dataclass(frozen=True)
 class Syntax:
     """How an answer is written and read. parser: what reads it; settings: of the sampler, what
-    constrains it; shown: control tokens whose text is written; names: of tools; opens_thought: the
-    prompt ends within a thought; is_one_call: a second call ends the answer, and is none of it.
+    constrains it; shown: control tokens whose text is written; names: of tools; is_one_call: a
+    second call ends the answer, and is none of it.
     """
 
     parser: dict[str, Any] | None = None
@@ -79,7 +79,6 @@ class Syntax:
     stops: tuple[str, ...] = ()
     shown: frozenset[int] = frozenset()
     names: frozenset[str] = frozenset()
-    opens_thought: bool = False
     is_one_call: bool = False
 
 
@@ -263,7 +262,6 @@ class ChatTemplate:
             tuple(made["additional_stops"]),
             self._single(words),
             frozenset(tool.name for tool in chat.choice.tools if chat.choice.may_call),
-            opens,
             chat.choice.may_call and chat.choice.parallel is False,
         )
 

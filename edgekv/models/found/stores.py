@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from edgekv.models.found import (
     demo,
@@ -16,18 +16,12 @@ from edgekv.models.found import (
 )
 from edgekv.models.found.found import Found
 
-STORES: tuple[tuple[str, Callable[[], Iterator[Found]]], ...] = (
-    *(
-        (store.NAME, store.find)
-        for store in (demo, ollama, hugging_face, llama_cpp, lm_studio, jan, gpt4all)
-    ),
-    (remembered.FOLDER, remembered.find_in_folders),
-    (remembered.USED, remembered.find_used),
-)
-"""What begins a name, and what lists the models there."""
+STORES = (demo, ollama, hugging_face, llama_cpp, lm_studio, jan, gpt4all)
 
 
 def everything() -> Iterator[Found]:
     """All models of all stores; a file that two stores hold comes twice."""
-    for _, find in STORES:
-        yield from find()
+    for store in STORES:
+        yield from store.find()
+    yield from remembered.find_in_folders()
+    yield from remembered.find_used()
