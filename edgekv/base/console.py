@@ -52,19 +52,16 @@ class ReadingBar:
             transient=True,
         )
         self._task = self._bar.add_task("reading")
-        self._begin = time.monotonic()
+        self._shown_from = time.monotonic() + BAR_AFTER_S
         self._is_shown = False
 
     def __call__(self, done: int, total: int) -> None:
         if done >= total:
             self.stop()
-        elif sys.stderr.isatty() and (total > BAR_FROM or self._elapsed() > BAR_AFTER_S):
+        elif sys.stderr.isatty() and (total > BAR_FROM or time.monotonic() > self._shown_from):
             self._bar.start()
             self._is_shown = True
             self._bar.update(self._task, completed=done, total=total)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._begin
 
     def stop(self) -> None:
         """Takes the bar away."""

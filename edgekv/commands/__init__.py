@@ -93,7 +93,8 @@ class Group(click.Group):
             return run(*args, standalone_mode=False, **extra)
         _prepare_streams()
         try:
-            code = _exit_code(run(*args, standalone_mode=False, **extra))
+            result = run(*args, standalone_mode=False, **extra)
+            code = result if isinstance(result, int) else 0
             sys.stdout.flush()
         except (click.Abort, KeyboardInterrupt, Cancelled):
             code = 130
@@ -125,11 +126,6 @@ def fail(message: str) -> NoReturn:
     """Ends the program with one line on standard error and exit code 2."""
     click.echo(f"edgekv: {message}", err=True)
     sys.exit(2)
-
-
-def _exit_code(result: Any) -> int:
-    """What a command returned: an exit code or nothing."""
-    return result if isinstance(result, int) else 0
 
 
 def _one_line(error: click.ClickException) -> str:

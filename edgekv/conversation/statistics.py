@@ -86,6 +86,8 @@ def compressed(
     full = kv.full_layers or range(len(kept))
     type_k, type_v = type_names(llm)
     is_measured = s.preset.types == (type_k, type_v)
+    # nothing but a wish is missing, as far as is known
+    can_recall = is_measured and not (kv.offloaded or s.why_no_recall)
     rows = sum(int(kept[il].sum()) for il in full)
     heads = sum(layers[il].n_head_kv for il in full)
     return KVStats(
@@ -114,7 +116,7 @@ def compressed(
         n_bytes_index=info.bytes_index,
         n_bytes_recalled=info.bytes_recalled,
         recall=s.recall,
-        recall_gain=s.preset.recall_gain if is_measured and _can_recall(kv, s) else None,
+        recall_gain=s.preset.recall_gain if can_recall else None,
         n_ctx=llm.n_ctx(),
         n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
         n_bytes_limit=s.memory,
@@ -123,11 +125,6 @@ def compressed(
         note="" if kv.can_cut else UNCUT,
         peak_note=_peak_note(kv),
     )
-
-
-def _can_recall(kv: Engine, settings: Settings) -> bool:
-    """Whether nothing but a wish is missing, as far as is known."""
-    return not (kv.offloaded or settings.why_no_recall)
 
 
 def _peak_note(kv: Engine) -> str:

@@ -5,11 +5,9 @@ what score, budget and merge need besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.choice.settings import Settings
@@ -105,7 +103,8 @@ class QueryObserver:
         if self._sums:
             stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
         if self._queries:
-            stats["future"] = partial(_future, p, first + len(self.ranges) - 1)
+            observer = first + len(self.ranges) - 1
+            stats["future"] = lambda n: turned(p.queries(observer), p.rotation(n))
         return stats
 
     def queries(self, p: native.Prefill, head: int) -> QueryMoments:
@@ -119,10 +118,3 @@ class QueryObserver:
         """Those of the layer in work have been looked at."""
         if self._queries:
             p.drop_queries(len(self.ranges) - 1)
-
-
-def _future(
-    p: native.Prefill, observer: int, n: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """See `edgekv.methods.layer.Future`."""
-    return turned(p.queries(observer), p.rotation(n))
