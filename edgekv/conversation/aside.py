@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from edgekv.conversation import state
+from edgekv.conversation.holder import Holder
 from edgekv.native import Place
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 
 def can_wait(llm: Holder) -> bool:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.beginnings import n_shared
 from edgekv.conversation.by_text import same_text
+from edgekv.conversation.holder import Holder
 from edgekv.conversation.talk import Entry
 from edgekv.memory.limit import APPEND_MAX
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 N_NEAR = 3
 """Conversations that are compared with a prompt as text."""

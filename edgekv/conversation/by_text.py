@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.beginnings import n_shared
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
+from edgekv.conversation.holder import Holder
 
 Tokens = NDArray[np.int32]
 

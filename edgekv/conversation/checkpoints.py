@@ -11,14 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edgekv.base.beginnings import n_shared
 from edgekv.conversation import state
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
-
+from edgekv.conversation.holder import Holder
 
 N_STATES = 2
 

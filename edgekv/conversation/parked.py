@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.conversation import state
 from edgekv.conversation.hidden import HiddenStates
+from edgekv.conversation.holder import Holder
 from edgekv.conversation.state import State
 from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError
 from edgekv.native import Place, llama_cpp
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from edgekv.base.machine import memory_free
 from edgekv.conversation import parked, session, state
 from edgekv.conversation.aside import aside, can_wait
 from edgekv.conversation.best import Best, best
+from edgekv.conversation.holder import Holder
 from edgekv.conversation.losses import Losses
 from edgekv.conversation.parked import Parked
 from edgekv.conversation.settings_digest import base_of, settings_of
@@ -27,9 +28,6 @@ from edgekv.conversation.state import State
 from edgekv.conversation.talk import End, Entry, Talk
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.limit import APPEND_MAX
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 Result = TypeVar("Result")
 

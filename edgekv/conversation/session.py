@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,10 @@ from edgekv import native
 from edgekv.base import files
 from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.conversation import remembered, state, whole_state
+from edgekv.conversation.holder import Holder
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.model import facts
 from edgekv.model.fingerprint import fingerprint
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 log = logging.getLogger("edgekv")
 

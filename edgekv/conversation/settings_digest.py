@@ -7,16 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekv.choice.config import KVConfig
+from edgekv.conversation.holder import Holder
 from edgekv.library import lib_dir
 from edgekv.model.fingerprint import fingerprint
 from edgekv.native.bindings import ABI
 from edgekv.version import __version__
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 _SAID = ("ratio", "tokens", "n_bytes", "memory", "sink", "window", "min_tokens", "tail", "seed")
 _FREE = {

@@ -11,21 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from edgekv.base.files import expanded
 from edgekv.conversation import session
+from edgekv.conversation.holder import Holder
 from edgekv.conversation.losses import Losses
 from edgekv.conversation.parked import archives_all
 from edgekv.conversation.settings_digest import base_of, settings_of
 from edgekv.conversation.state import State
 from edgekv.conversation.talk import Entry
 from edgekv.errors import BadInput
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 OTHERS = "it is of another method, of other limits, or of another version of edgekv"
 SUFFIX = ".kvtalk"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.conversation.holder import Holder
 from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError, StepFailed
 from edgekv.native import Archive, check_finite, llama_cpp
-
-if TYPE_CHECKING:
-    from edgekv.conversation.holder import Holder
 
 
 @dataclass(frozen=True, eq=False)

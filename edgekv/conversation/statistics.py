@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekv import native
 from edgekv.base.sizes import size_text
 from edgekv.base.stats import KVStats
+from edgekv.choice.settings import Settings
+from edgekv.conversation.holder import Holder
 from edgekv.conversation.parked import has_recurrent_layers
+from edgekv.engine.engine import Engine
 from edgekv.memory.footprint import row_bytes
 from edgekv.memory.limit import reserve
 from edgekv.model import facts
-
-if TYPE_CHECKING:
-    from edgekv.choice.settings import Settings
-    from edgekv.conversation.holder import Holder
-    from edgekv.engine.engine import Engine
 
 UNCUT = "this architecture cannot be cut into layers: prompts are read in full, then compressed"
 

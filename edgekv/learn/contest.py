@@ -29,7 +29,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +42,12 @@ from edgekv.learn.calibration import TEXTS
 from edgekv.learn.divergence import divergence, log_softmax
 from edgekv.learn.reading import Reading, predict, written
 from edgekv.learn.work import Work
+from edgekv.llama.llama import Llama
 from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
 from edgekv.model.facts import model_info
 from edgekv.native import llama_cpp
+from edgekv.profiles.file import Profile
 from edgekv.profiles.places import find
 from edgekv.profiles.winners import (
     METHODS,
@@ -59,10 +60,6 @@ from edgekv.profiles.winners import (
     Winner,
     Winners,
 )
-
-if TYPE_CHECKING:
-    from edgekv.llama.llama import Llama
-    from edgekv.profiles.file import Profile
 
 ASKED = {"narrative": (0, 3), "letters": (0, 1)}
 """Texts and the numbers of the questions about them; what answers is in their first 500 words."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,10 @@ from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
 from edgekv.model import rotation
 from edgekv.model.identity import Identity, identify
-from edgekv.native import Observer, llama_cpp
+from edgekv.native import Observer, Store, llama_cpp
 from edgekv.profiles.file import Profile, read, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
-
-if TYPE_CHECKING:
-    from edgekv.native import Store
 
 RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
 N_TOKENS = 1536

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv.base.beginnings import n_shared
+from edgekv.chat.drafts import Costs
 from edgekv.chat.guesses import likeliest
 from edgekv.choice.choose import AUTO, UNPREPARED
 from edgekv.choice.config import KVConfig
 from edgekv.conversation.pool import Conversations
 from edgekv.errors import BadInput
 from edgekv.profiles import find
-
-if TYPE_CHECKING:
-    from edgekv.chat.drafts import Costs
 
 FIRST_TEXT = 5
 """llama.cpp compares the tokens' texts from this one on: those before are control tokens."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from ctypes import c_bool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
+from edgekv.choice.settings import Settings
+from edgekv.conversation.guard import Guard
+from edgekv.conversation.turn import Turn
+from edgekv.engine.engine import Engine
 from edgekv.errors import EdgeKVError
-
-if TYPE_CHECKING:
-    from edgekv.choice.settings import Settings
-    from edgekv.conversation.guard import Guard
-    from edgekv.conversation.turn import Turn
-    from edgekv.engine.engine import Engine
-    from edgekv.llama.draft_model import DraftModel
-    from edgekv.llama.mtp import MtpHeads
-    from edgekv.model.adapters import Adapters
+from edgekv.llama.draft_model import DraftModel
+from edgekv.llama.mtp import MtpHeads
+from edgekv.model.adapters import Adapters
 
 
 class Face(llama_cpp.Llama):

@@ -10,28 +10,25 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from edgekv import native
 from edgekv.base.beginnings import n_shared
+from edgekv.base.pace import Pace
 from edgekv.base.stats import KVStats
 from edgekv.chat import parts
-from edgekv.choice.config import AUTO
+from edgekv.choice.config import AUTO, KVConfig
 from edgekv.conversation import session, statistics
 from edgekv.conversation.continued import continued
 from edgekv.conversation.guard import Closed
 from edgekv.conversation.pool import Conversations
 from edgekv.conversation.state import is_finite
+from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
 from edgekv.llama.answering import Answering
 from edgekv.llama.instead import instead
-
-if TYPE_CHECKING:
-    from edgekv.base.pace import Pace
-    from edgekv.choice.config import KVConfig
-    from edgekv.engine.engine import Engine
 
 
 class Llama(Answering):

@@ -10,7 +10,9 @@ from ctypes import addressof, c_bool
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
@@ -35,17 +37,13 @@ from edgekv.llama.face import Face
 from edgekv.llama.mtp import MtpHeads
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from edgekv.llama_cpp.llama_speculative import LlamaDraftModel
 from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
+from edgekv.methods import Preset
 from edgekv.model import adapters, facts, kind, metadata, mtp, placement, rpc
 from edgekv.model.words import Tokenizer
 from edgekv.native.mtp import keep_hidden, why_no_mtp
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from edgekv.llama_cpp.llama_speculative import LlamaDraftModel
-    from edgekv.methods import Preset
 
 log = logging.getLogger("edgekv")
 

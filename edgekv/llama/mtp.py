@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from ctypes import c_bool
-from typing import TYPE_CHECKING
 from weakref import proxy
 
 import numpy as np
 
 from edgekv.base.beginnings import n_shared
-from edgekv.chat.drafts import MOST
+from edgekv.chat.drafts import MOST, Costs
 from edgekv.chat.guesses import likeliest
 from edgekv.conversation.hidden import HiddenStates
+from edgekv.conversation.holder import Holder
 from edgekv.native.mtp import WINDOW, MtpContext
-
-if TYPE_CHECKING:
-    from edgekv.chat.drafts import Costs
-    from edgekv.conversation.holder import Holder
 
 
 class MtpHeads:

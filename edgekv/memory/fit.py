@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekv import native
 from edgekv.base.defaults import CTX_STEP, MIN_TOKENS, N_UBATCH, SINK, TAIL, WINDOW, whole_ctx
@@ -27,10 +27,8 @@ from edgekv.memory.limit import reserve, rows_within
 from edgekv.memory.recall_index import bits_for, index_bytes
 from edgekv.methods import KEEPS_ALL, Preset
 from edgekv.methods.budget import rows_for
+from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.facts import cache_types
-
-if TYPE_CHECKING:
-    from edgekv.model.blueprint import Blueprint, Context
 
 RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
 TYPES = ("f16", "q8_0", "q4_0")

@@ -5,20 +5,16 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from edgekv.conversation.pool import Conversations
 from edgekv.errors import BadInput
 from edgekv.llama import pack as packs
 from edgekv.llama.instead import renewed
+from edgekv.llama.llama import Llama
 from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
 from edgekv.serve.kept import Kept, look
 from edgekv.serve.request import Prompt
-
-if TYPE_CHECKING:
-    from edgekv import Llama
-
 
 RENEWED = "this model's preparation is done, and prompts are compressed by it now"
 

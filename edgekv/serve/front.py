@@ -6,18 +6,14 @@ whose first message begins with another such text, that text takes its place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.beginnings import n_shared
+from edgekv.conversation.pool import Conversations
+from edgekv.llama.llama import Llama
 from edgekv.serve.pattern import CHARACTERS
 from edgekv.serve.request import Front, Prompt
-
-if TYPE_CHECKING:
-    from edgekv import Llama
-    from edgekv.conversation.pool import Conversations
 
 N_TEXTS = 8
 """Texts of conversations that are tried for one prompt."""

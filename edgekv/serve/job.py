@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,11 @@ from numpy.typing import NDArray
 from edgekv.chat.reply import Reply
 from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
+from edgekv.llama.llama import Llama
 from edgekv.native import llama_cpp
 from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.events import Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.request import Request
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 LEAST = float(np.finfo(np.float32).min)
 """llama-server's logarithm of zero."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekv.errors import BadInput
 from edgekv.kept import look_page
 from edgekv.kept.tokens import kept_by, layers_of, pieces
-
-if TYPE_CHECKING:
-    from edgekv import Llama
+from edgekv.llama.llama import Llama
 
 
 @dataclass(frozen=True)

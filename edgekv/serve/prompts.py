@@ -6,18 +6,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from edgekv.base.beginnings import n_shared
 from edgekv.chat.messages import Message
 from edgekv.chat.template import Chat, ChatTemplate
+from edgekv.llama.llama import Llama
 from edgekv.serve.front import N_TEXTS, text_of
 from edgekv.serve.pattern import CHARACTERS, Pattern
 from edgekv.serve.request import Front, Prompt
 from edgekv.serve.room import Room
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 N_AROUND = 64
 """Characters behind a changing text by which its place in the prompt is found."""

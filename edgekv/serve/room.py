@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from edgekv.llama.llama import Llama
 from edgekv.native import llama_cpp as native
 from edgekv.serve.errors import prompt_too_long
 from edgekv.serve.wanted import check_wanted
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 
 class Room:

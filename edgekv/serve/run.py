@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from edgekv.llama.llama import Llama
 from edgekv.serve.app import create_app
 from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.door import Door
@@ -23,9 +23,6 @@ from edgekv.serve.listening import ListeningServer
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
 from edgekv.serve.worker import Worker
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 TEXTS_S = 0.5
 """Seconds that texts have which are cut into tokens then: nothing of them is kept."""

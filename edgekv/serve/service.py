@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
@@ -17,6 +17,7 @@ from edgekv.chat.specials import encoded, end_tokens
 from edgekv.chat.template import Chat
 from edgekv.conversation import by_text
 from edgekv.errors import BadInput
+from edgekv.llama.llama import Llama
 from edgekv.serve.errors import prompt_too_long
 from edgekv.serve.gate import given_key
 from edgekv.serve.options import ServeOptions
@@ -26,9 +27,6 @@ from edgekv.serve.request import Prompt, Request
 from edgekv.serve.schemas import GenerationBody, SamplingBody
 from edgekv.serve.texts import Pieces
 from edgekv.serve.worker import Worker
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 Result = TypeVar("Result")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
@@ -14,6 +13,7 @@ from edgekv.chat.specials import encoded
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import choice_of
 from edgekv.errors import BadInput
+from edgekv.llama.llama import Llama
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.chat import tools_of
 from edgekv.serve.encoding import Json, as_json
@@ -21,9 +21,6 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.preparing import prepared
 from edgekv.serve.schemas import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from edgekv.serve.service import Service, service_of
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 router = APIRouter(route_class=BoundedRoute)
 

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from edgekv.errors import Cancelled, EdgeKVError
+from edgekv.llama.llama import Llama
 from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event
@@ -23,9 +24,6 @@ from edgekv.serve.job import Job, State
 from edgekv.serve.queue import FairQueue, Full, many_wait
 from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 TURN = 8
 """Tokens that an answer writes at least before another one's turn comes. A turn also lasts at least

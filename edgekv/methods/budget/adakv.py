@@ -12,7 +12,7 @@ not cut.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Fixed, Plan, Spending
 from edgekv.methods.budget.sharing import ALMOST, flat, free, top
-
-if TYPE_CHECKING:
-    from edgekv.methods.layer import LayerStats
+from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

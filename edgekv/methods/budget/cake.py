@@ -14,7 +14,7 @@ unspent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,7 @@ from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Plan, Spending
 from edgekv.methods.budget.cascade import Cascade
 from edgekv.methods.budget.sharing import flat, free
-
-if TYPE_CHECKING:
-    from edgekv.methods.layer import LayerStats
+from edgekv.methods.layer import LayerStats
 
 LEAST = 1e-30  # a layer without any dispersion or shift still has a logarithm
 

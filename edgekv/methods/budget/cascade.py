@@ -13,16 +13,13 @@ than one division at the end would give it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.methods.budget.base import Plan
 from edgekv.methods.budget.sharing import free, in_proportion, protected, whole
-
-if TYPE_CHECKING:
-    from edgekv.methods.layer import LayerStats
+from edgekv.methods.layer import LayerStats
 
 
 class Cascade:

@@ -15,7 +15,7 @@ as they finish (`edgekv.methods.budget.cascade`), where 0..1 is over the layers 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,7 @@ from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Plan, Spending
 from edgekv.methods.budget.cascade import Cascade
 from edgekv.methods.budget.sharing import flat, free
-
-if TYPE_CHECKING:
-    from edgekv.methods.layer import LayerStats
+from edgekv.methods.layer import LayerStats
 
 
 def weigh_raw(variances: NDArray[np.float64]) -> NDArray[np.float64]:

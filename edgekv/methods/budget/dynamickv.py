@@ -18,7 +18,7 @@ unspent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.methods.budget.base import Plan, Spending
 from edgekv.methods.budget.sharing import flat, free, in_proportion, protected, top, whole
-
-if TYPE_CHECKING:
-    from edgekv.methods.layer import LayerStats
+from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,14 @@ of a few layers is below that of all, so the outcome is the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.methods.budget.base import Plan, Spending
 from edgekv.methods.budget.sharing import flat, free, top
-
-if TYPE_CHECKING:
-    from edgekv.methods.layer import LayerStats
+from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

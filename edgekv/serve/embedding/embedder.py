@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.chat.specials import encoded
 from edgekv.errors import BadInput
+from edgekv.llama.llama import Llama
 from edgekv.native import llama_cpp
 from edgekv.serve.errors import ApiError, too_long
 from edgekv.serve.queue import many_wait
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 POOLINGS = {
     "none": llama_cpp.LLAMA_POOLING_TYPE_NONE,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edgekv.llama.llama import Llama
 from edgekv.serve.embedding.app import create_embedding_app
 from edgekv.serve.embedding.embedder import Embedder
 from edgekv.serve.listening import ListeningServer
 from edgekv.serve.ollama.paths import One
 from edgekv.serve.options import ServeOptions
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 
 class EmbeddingServer(ListeningServer):
