@@ -7,7 +7,9 @@ how many answers would be the same to their end. Bytes are those of main memory 
 index among them. "question" is the time from a question to the first token of its answer, "next
 word" that of one token behind it: medians. A cache is RATIO or RATIO+RECALL (+0: with an archive
 alone), or the cache type of a full one; `f16:64` is read in chunks of 64 tokens, which says how
-much of a difference is that of sums in another order.
+much of a difference is that of sums in another order, and `f16:fast` with edgekv's products and
+attention (--kv-fast-prefill), how much is that of kernels. --reference names another cache than
+llama.cpp's own f16 that answers.
 
 With --turns there are -n questions about the first text of each file, all in one conversation: each
 cache reads the full cache's answers before the next question. With --families or --needles each
@@ -75,9 +77,10 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
         how |= {"kv_ratio": float(ratio), "kv_recall": float(recall or 0)}
         how |= {"kv_archive": "temporary" if recall else "off"}
     else:
-        name, _, n_ubatch = cache.partition(":")
+        name, _, more = cache.partition(":")
         how = {"kv_method": "full", "type_k": KINDS[name], "type_v": KINDS[name]}
-        how |= {"flash_attn": True, "n_ubatch": int(n_ubatch or 512)}
+        how |= {"kv_fast_prefill": more == "fast", "flash_attn": True}
+        how |= {"n_ubatch": int(more) if more.isdigit() else 512}
     return edgekv.Llama(model, n_ctx=n_ctx, n_threads=threads, verbose=False, **how)
 
 
@@ -298,6 +301,7 @@ def asked(caches: str) -> tuple[Decorator, ...]:
         option("--lengths", type=COUNT, default=3600, help="Tokens of a text."),
         AUTO,
         option("--caches", default=caches, callback=many(str), help="Beside the full f16 cache."),
+        option("--reference", default=FULL, metavar="CACHE", help="That answers."),
     )
 
 
@@ -313,7 +317,7 @@ def command(o: Options) -> None:
 
 def measure(o: Options, make: Callable[[Options, str], Asker]) -> None:
     """The table of o.caches, each as `make` makes it."""
-    full = make(o, FULL)
+    full = make(o, o.reference)
     full.in_turns = o.turns
     found, whole = questions(o, full.llm), list[Answer]()
     for text, some in texts(found):
@@ -327,7 +331,7 @@ def measure(o: Options, make: Callable[[Options, str], Asker]) -> None:
     is_scored = any(x.sample.references for x in found)
     columns = *COLUMNS, *(OF_TURNS if o.turns else ()), *(OF_SCORES if is_scored else ())
     with sheet(*columns) as table:
-        for i, cache in enumerate([FULL, *o.caches]):
+        for i, cache in enumerate([o.reference, *o.caches]):
             one = make(o, cache) if i else full
             one.in_turns = o.turns
             name = cache if cache[0].isdigit() else f"full {cache}"
