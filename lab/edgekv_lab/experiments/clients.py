@@ -12,18 +12,20 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 from edgekv.commands.declare import option
 from edgekv.commands.values import COUNT
+from edgekv.errors import EdgeKVError
 from edgekv_lab.experiments.experiment import Options, experiment, many, say, sheet, tokens
 from edgekv_lab.experiments.peer import PEER_PATH, serving_peer
 from edgekv_lab.experiments.prompts import text_tokens
 from edgekv_lab.experiments.server import MIB, PATIENCE, SERVED, Server, prepare, serving, words_of
 
+DATA = b"data: "
 APART = 97
 """Tokens between the beginnings of two clients' texts."""
 
@@ -33,6 +35,7 @@ APART = 97
     option("--clients", default="1,2,4,8", callback=many(int), help="Numbers of clients."),
     tokens(2000, "each text"),
     option("-n --n-predict n_predict", type=COUNT, default=96, help="Tokens of an answer."),
+    option("--words", default="", help="Further ones of edgekv's command line."),
     PEER_PATH,
 )
 def command(o: Options) -> None:
@@ -53,7 +56,8 @@ def command(o: Options) -> None:
 def started(o: Options, name: str, n: int) -> Iterator[Server]:
     n_ctx = o.tokens + 2 * o.n_predict + 64
     if name == "edgekv":
-        with serving(words_of(o, "-c", str(n_ctx), "--parallel", str(n))) as server:
+        words = ["-c", str(n_ctx), "--parallel", str(n), *o.words.split()]
+        with serving(words_of(o, *words)) as server:
             yield server
         return
     values: dict[str, Any] = {"n_ctx": n * n_ctx, "n_parallel": n, "n_threads": o.threads}
@@ -75,13 +79,19 @@ def together(server: Server, prompts: list[list[int]], n_predict: int) -> float:
 
 
 def answer(server: Server, prompt: list[int], n: int, slot: int) -> list[tuple[float, Any]]:
-    """Its events, and when each came. Raises HTTPError."""
+    """The first and the last of its events, and when they came. What a client works is taken from
+    the server, on the same processors: no event is read before the answer's end. Raises OSError,
+    HTTPException and EdgeKVError.
+    """
     body = {"prompt": prompt, "n_predict": n, "stream": True, "ignore_eos": True}
     body |= {"temperature": 0, "cache_prompt": True, "id_slot": slot}
-    found = []
-    with httpx.stream("POST", f"{server.url}/completion", json=body, timeout=PATIENCE) as said:
-        said.raise_for_status()
-        for line in said.iter_lines():
-            if line.startswith("data: "):
-                found.append((time.perf_counter(), json.loads(line.removeprefix("data: "))))
-    return found
+    to = urlsplit(server.url)
+    connection = HTTPConnection(to.hostname or "", to.port, PATIENCE)
+    with closing(connection):
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/completion", json.dumps(body), headers)
+        said = connection.getresponse()
+        if said.status != 200:
+            raise EdgeKVError(f"the server answers {said.status}: {said.read().decode()}")
+        found = [(time.perf_counter(), line) for line in said if line.startswith(DATA)]
+    return [(at, json.loads(line.removeprefix(DATA))) for at, line in (found[0], found[-1])]

@@ -56,8 +56,10 @@ TASKS: dict[str, Callable[[], str]] = {
     ),
     "chat": lambda: "Tell a story about a lighthouse keeper who finds an old radio.",
     "chat, drawn": lambda: "Tell a story about a lighthouse keeper who finds an old radio.",
+    "walk, drawn": lambda: "Describe a walk through a market in the morning.",
+    "advice, drawn": lambda: "What should somebody know who moves to a new city?",
 }
-DRAWN = {"chat, drawn": 1.0}
+DRAWN = dict.fromkeys(("chat, drawn", "walk, drawn", "advice, drawn"), 1.0)
 """Temperatures above 0: such an answer does not repeat itself."""
 
 
