@@ -173,6 +173,19 @@ def test_an_answer_that_is_alone_guesses_and_others_are_written_together(
     assert worker.totals.n_decodes < sum(lengths)
 
 
+def test_answers_that_are_asked_for_at_once_are_written_together_from_the_beginning(
+    working, model, text, steps
+):
+    prompts, worker = [text(80, i) for i in range(N)], working(model("llama-gqa", Q4_0))
+    answers(worker, [request(one, 1) for one in prompts])  # so that little is left to read
+    steps.clear()
+    logs = [Log() for _ in prompts]
+    for one, log in zip(prompts, logs):
+        worker.submit(Job(request(one, 60), log))
+    assert all(log.end().progress.n_written == 60 for log in logs)
+    assert steps.count(N) > 50
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_each_answer_is_what_it_is_alone(working, model, text, steps, case):
     name, ftype, arguments = CASES[case]

@@ -228,11 +228,21 @@ class Worker:
             else:
                 self._guarded(job, lambda: self._step(job))
             least, n = WORTH * job.switch_s * (not beside), n + 1
-            if job.state is State.DONE or (n >= TURN and time.perf_counter() - begin >= least):
+            is_long = n >= TURN and time.perf_counter() - begin >= least
+            if job.state is State.DONE or is_long or (not is_guest and self._is_awaited(job)):
                 break
         clients = {one.client for one in turn}
         with self._wake:  # all answers of a client come behind those of others
             self._active.sort(key=lambda one: (one.client in clients, one in turn))
+
+    def _is_awaited(self, job: Job) -> bool:
+        """Whether an answer has not begun that can then be written in the same steps as this one:
+        the sooner it begins, the more of them have a token of both.
+        """
+        if job.unread is None or self._llm.context_params.n_seq_max < 2:
+            return False
+        with self._wake:
+            return any(x.state is State.WAITING for x in self._active)
 
     def _guarded(self, job: Job, step: Callable[[], bool]) -> None:
         """A step of a job, which leaves if that says so by False, or fails."""
