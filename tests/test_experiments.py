@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from edgekv_lab import experiments, record
 from edgekv_lab.experiments import archive_edits
 
-SHARED = {"__init__", "checkout", "experiment", "prompts", "server"}
+SHARED = {"__init__", "checkout", "experiment", "peer", "prompts", "server"}
 
 
 def typed(*words: str) -> Result:

@@ -1,9 +1,10 @@
-"""Tokens a second of clients whose answers are written at once, beside llama-server's loop.
+"""Tokens a second of several clients whose answers are written at once, beside another server.
 
 Each client has asked about a text of its own, so the server holds its prompt; then all ask again at
 once. Tokens a second are those of all from the second token of the first answer on, until the last
 one ends. RSS is the server's at its end, with the model. --peer-path: a folder that has xllamacpp
-(`pip install --target`), whose loop has a full f16 cache with a slot for each client.
+(`pip install --target`); its loop, which is llama-server's, has a full f16 cache with a slot for
+each client.
 """
 
 from __future__ import annotations
