@@ -38,7 +38,7 @@ class Words:
 
     def _one(self, text: bytes) -> int | None:
         # some vocabularies put a space in front of a text
-        for given in (text, text[1:]):
+        for given in dict.fromkeys((text, text.removeprefix(b" "))):
             found = self._tokens(given)
             if len(found) == 1 and self._text(found[0]) == text:
                 return found[0]

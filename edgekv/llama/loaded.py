@@ -18,7 +18,7 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import size_text
-from edgekv.chat.drafts import MODEL, MTP, Costs, Drafting
+from edgekv.chat.drafts import MTP, Costs, Drafting
 from edgekv.choice import recall
 from edgekv.choice.config import AUTO, KVConfig
 from edgekv.choice.settings import Settings, resolve
@@ -282,7 +282,7 @@ class LoadedModel(Face):
     @property
     def drafts_in_turns(self) -> bool:
         """Whether an answer with drafts is written alone: what guesses follows each token."""
-        return self._kv_given_drafts is not None or bool({MODEL, MTP} & {*self._kv_drafting.types})
+        return self._kv_given_drafts is not None or self.draft is not None
 
     def _kv_may_guess(self) -> bool:
         """Whether n-grams leave the bits of an answer as they are."""

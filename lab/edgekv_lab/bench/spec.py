@@ -149,9 +149,8 @@ class Case:
 
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""
-        whole = Case(self.model, 0, 0, 0)
-        unset = {x: getattr(whole, x) for x in ("kv_method", "kv_ratio", "kv_hidden", "kv_recall")}
-        return replace(self, type_k=kind, type_v=kind, **unset)
+        whole: dict[str, Any] = dict(kv_method=FULL, kv_ratio=1.0, kv_hidden="auto", kv_recall=0.0)
+        return replace(self, type_k=kind, type_v=kind, **whole)
 
     def same_test(self, other: Case) -> bool:
         """Whether two rows differ in nothing but their cache."""

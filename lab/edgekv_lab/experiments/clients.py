@@ -81,7 +81,7 @@ def together(server: Server, prompts: list[list[int]], n_predict: int) -> float:
 
 def answer(server: Server, prompt: list[int], n: int, slot: int) -> list[tuple[float, Any]]:
     """The first and the last of its events, and when they came. What a client works is taken from
-    the server, on the same processors: no event is read before the answer's end. Raises OSError,
+    the server, on the same processors: no event is parsed before the answer's end. Raises OSError,
     HTTPException and EdgeKVError.
     """
     body = {"prompt": prompt, "n_predict": n, "stream": True, "ignore_eos": True}
