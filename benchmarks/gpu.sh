@@ -2,7 +2,7 @@
 # On a machine with an NVIDIA GPU: build for that card only, run every case of the CUDA kernels (some under compute-sanitizer), the
 # engine on the GPU, and the benchmarks; what came out goes to build/gpu-report.md, and docs/results/gpu.md is made from it by hand.
 #
-#     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: these by default; and real
+#     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: these by default; and real shapes trace
 #
 # kernels    our kernels alone, without ggml-cuda, against plain loops: two minutes with the build
 # sanitizer  fewer cases of them under compute-sanitizer
@@ -13,6 +13,8 @@
 #            `edgekv fit` plans, writing behind 32K and 128K tokens
 # real       a model with weights that were learned, MODEL=file.gguf: numbers hidden in a text and KL along answers on the GPU and on the
 #            CPU, four clients of `edgekv serve` beside each other with a kill -9 (saves, loads, goes away amid answers), speed
+# shapes     sliding windows, recurrent layers, experts: prompts and writing, random weights
+# trace      where a prompt's and a token's time goes, by kernel and by call: needs nsys
 #
 # Needs nvcc, cmake, ninja, a C++ compiler; from engine on also cuBLAS and the Python packages of the extra `dev`. Without a network,
 # EDGEKV_SDIST names the archive of llama-cpp-python (73 MiB); of the packages
@@ -28,7 +30,7 @@
 #                     twenty minutes to compile, and needs no GPU: -DGGML_CUDA=ON -DEDGEKV_CUDA_TESTS=ON -DEDGEKV_TESTS=ON
 #                     -DCMAKE_CUDA_ARCHITECTURES=90-real -DGGML_NATIVE=OFF)
 # EDGEKV_COMMIT       the commit, instead of what git says
-# EDGEKV_GPU_DRY=1    tries the commands of real without a GPU, with the edgekv that is installed
+# EDGEKV_GPU_DRY=1    tries the commands of real, shapes and trace without a GPU, with the edgekv that is installed and short texts
 # EDGEKV_GPU_RESUME=1 leaves out steps that went well before, at the same commit
 # EDGEKV_GPU_DEPTHS   contexts of bench, instead of 32768,131072; EDGEKV_GPU_SHAPE its model, instead of llama-8b; EDGEKV_GPU_NGL its layers
 #                     on the GPU, instead of 99
@@ -49,14 +51,18 @@ export PYTHONUNBUFFERED=1 EDGEKV_COMMIT=$commit PYTHONPATH=$PWD:$PWD/lab${PYTHON
 
 for stage in $stages; do
     case $stage in
-        kernels|sanitizer|speed|engine|tests|bench) ;;
+        kernels|sanitizer|speed|engine|tests|bench|shapes|trace) ;;
         real) [ -e "${MODEL:-}" ] || { echo "real needs MODEL=file.gguf"; exit 2; } ;;
-        *) echo "there is no stage $stage: kernels, sanitizer, speed, engine, tests, bench, real"; exit 2 ;;
+        *) echo "there is no stage $stage: kernels, sanitizer, speed, engine, tests, bench, real, shapes, trace"; exit 2 ;;
     esac
+    case ${EDGEKV_GPU_DRY:+$stage} in kernels|sanitizer|speed|engine|tests|bench) echo "$stage cannot be tried without a GPU"; exit 2 ;; esac
 done
-[ -z "${EDGEKV_GPU_DRY:-}" ] || [ "$stages" = real ] || { echo "without a GPU only real can be tried"; exit 2; }
 mkdir -p "$parts/full" "$(dirname "$out")"
-if [ -n "${EDGEKV_GPU_DRY:-}" ]; then printf '0\nno GPU\n' > "$parts/card.txt"; else
+n=10 repeats=3 tokens=4096 depth=32768 layers="$ngl 0"
+if [ -n "${EDGEKV_GPU_DRY:-}" ]; then
+    n=2 repeats=1 tokens=512 depth=1024 ngl=0 layers=0
+    printf '0\nno GPU\n' > "$parts/card.txt"
+else
 command -v nvcc > /dev/null || { echo "nvcc is missing: install the CUDA toolkit and put its bin folder into PATH"; exit 2; }
 visible=${CUDA_VISIBLE_DEVICES-0}
 export CUDA_VISIBLE_DEVICES=${visible%%,*} # llama.cpp would share its layers out over all cards
@@ -181,22 +187,40 @@ bench() {
             "$python" -m edgekv bench -m "$model" --kv-method snapkv -ngl "$ngl" -p 0 -n 64 -d "$depth" --fill repeat --full f16 --compare -r 3
     done
 }
+dry_or_engine() { packages && { [ -n "${EDGEKV_GPU_DRY:-}" ] || build_engine; }; }
+edgekv_bench() { step "$1" "$2" whole "$python" -m edgekv bench -ngl "$ngl" -r "$repeats" "${@:3}"; }
 real() {
-    packages || return
-    [ -n "${EDGEKV_GPU_DRY:-}" ] || build_engine || return
-    local on layers="$ngl 0"
-    [ -z "${EDGEKV_GPU_DRY:-}" ] || { ngl=0; layers=0; }
+    dry_or_engine || return
+    local on file texts=()
+    for file in facts letters narrative notes; do texts+=(-f edgekv/data/calibration/$file.txt); done
     for on in $layers; do
         step "70-needle-$on" "Numbers hidden in 4,000 tokens, $on layers on the GPU" whole \
-            "$python" -m edgekv eval needle -m "$MODEL" -ngl "$on" --methods auto --ratios 0.2 --lengths 4000 -n "${EDGEKV_GPU_N:-10}"
+            "$python" -m edgekv eval needle -m "$MODEL" -ngl "$on" --methods auto --ratios 0.2 --lengths 4000 -n "$n"
         step "72-answers-$on" "KL along answers, $on layers on the GPU" whole \
-            "$python" -m edgekv eval answers -m "$MODEL" -ngl "$on" -f edgekv/data/calibration/facts.txt --methods auto --ratios 0.2 \
-            --lengths 2000 -n "${EDGEKV_GPU_N:-10}"
+            "$python" -m edgekv eval answers -m "$MODEL" -ngl "$on" "${texts[@]}" --methods auto --ratios 0.2 --lengths 1000 -n "$n"
     done
     step 74-soak "Four clients, $ngl layers on the GPU" whole \
         "$python" -m edgekv_lab soak -m "$MODEL" --clients 4 --minutes "${EDGEKV_GPU_MINUTES:-2}" --prompts 8 --words "-ngl $ngl"
-    step 75-bench "edgekv bench, $ngl layers on the GPU" whole \
-        "$python" -m edgekv bench -m "$MODEL" -ngl "$ngl" -p 4096 -n 32 -r 3 --compare
+    edgekv_bench 75-bench "A prompt of $tokens tokens, and writing, $ngl layers on the GPU" -m "$MODEL" -p "$tokens" -n 32 --compare
+}
+shapes() {
+    dry_or_engine || return
+    local one
+    for one in ${EDGEKV_GPU_SHAPES:-gemma4-1b qwen3.5-0.8b lfm2-moe-1b}; do
+        edgekv_bench "80-$one" "Random weights in the shape $one, $ngl layers on the GPU" --synthetic "$one:q4_0" \
+            -p "$tokens" -n 16 --kv-method snapkv --full f16 --compare
+    done
+}
+trace() {
+    dry_or_engine || return
+    local trace=(nsys profile --trace cuda --cuda-graph-trace node --stats true --force-overwrite true --output "$parts/trace") model=$parts/traced.gguf
+    [ -z "${EDGEKV_GPU_DRY:-}" ] || { trace=(); shape=tiny; }
+    write_model "$model" || return
+    step 90-prompt "Where the time of a prompt of $depth tokens goes" text "${trace[@]}" \
+        "$python" -m edgekv_lab share -m "$model" -ngl "$ngl" --tokens "$depth" --hidden device --threads "$jobs"
+    step 91-word "Where the time of 64 tokens behind $depth goes" text "${trace[@]}" \
+        "$python" -m edgekv bench -m "$model" -ngl "$ngl" --kv-method snapkv -p 0 -n 64 -d "$depth" --fill repeat --full '' -r 1
+    rm -f "$model"
 }
 
 for stage in $stages; do $stage || failed=1; done

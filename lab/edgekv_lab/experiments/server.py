@@ -40,7 +40,8 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile()
         begin = time.monotonic()
-        self.process = self.start([*words, "--port", str(port)], stderr=self._log, **more)
+        logged = {"stdout": self._log, "stderr": self._log}
+        self.process = self.start([*words, "--port", str(port)], **logged, **more)
         while not self.is_up():
             if self.process.poll() is not None:
                 raise EdgeKVError(f"the server does not start; it said:\n{self.log()}")
