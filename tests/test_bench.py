@@ -893,7 +893,7 @@ def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
 
     monkeypatch.setattr(runner, "sample", fails)
     done = call(f"-m {little} -p 16 -n 0 -r 3 -o json")
-    assert done.exit_code == 0 and "stopped after 1 of 3 rounds: no more" in done.stderr
+    assert done.exit_code == 2 and "stopped after 1 of 3 rounds: no more" in done.stderr
     assert all(len(r["samples_ns"]) == 1 for r in json.loads(done.stdout))
 
 
@@ -907,7 +907,7 @@ def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, qui
 
     monkeypatch.setattr(runner, "sample", fails)
     done = call(f"-m {little} -p 16 -n 0 --full f16 --kv-ratio 0.2,0.1 --kv-method snapkv -o json")
-    assert "in the first round, with 2 of 3 rows: too large" in done.stderr
+    assert done.exit_code == 2 and "in the first round, with 2 of 3 rows: too large" in done.stderr
     assert [r["kv_ratio"] for r in json.loads(done.stdout)] == [1, 0.2]
     assert call(f"-m {little} --kv-ratio 0.1 --full none --kv-method snapkv").exit_code == 2
 

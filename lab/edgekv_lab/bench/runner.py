@@ -24,6 +24,8 @@ class Measurements:
         self.computed = [0] * len(cases)
         self.bandwidth: dict[int, float] = {}
         """Of main memory, bytes/s by number of threads: the best of all rounds."""
+        self.is_short = False
+        """An error ended it before all rounds."""
 
     @property
     def n_rounds(self) -> int:

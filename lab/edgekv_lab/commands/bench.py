@@ -70,8 +70,9 @@ def command(ctx: click.Context, options: BenchOptions, named: list[str]) -> None
             check_long(options, lists, is_given)
         learn(lists)
         if options.is_long:
-            keep(long(lists, options, options.n_depth if is_given("n_depth") else []), {}, options)
-            return
+            table = long(lists, options, options.n_depth if is_given("n_depth") else [])
+            keep(table, {}, options)
+            ctx.exit(2 if table.is_short else 0)
         rows = lined_up(lists) if options.equal_bytes else lists.cases()
         table = measure(rows, options)
         needles = needles_of(table, options.eval_cases) if options.evaluation else {}
@@ -82,6 +83,8 @@ def command(ctx: click.Context, options: BenchOptions, named: list[str]) -> None
 
             parts = stages.as_md(table.cases, table.samples)
             click.echo(f"\n{parts}", nl=False, err=options.output != "md")
+        if table.is_short:  # which was said
+            ctx.exit(2)
 
 
 def given(ctx: click.Context) -> Given:
@@ -349,6 +352,7 @@ def measure(rows: Sequence[Case], options: BenchOptions) -> Measurements:
         )
         click.echo(f"edgekv: stopped {where}" + (f": {stopped}" if str(stopped) else ""), err=True)
         table.computed = computed(table.cases, table.samples)
+        table.is_short = isinstance(stopped, EdgeKVError)
         return table
 
 
