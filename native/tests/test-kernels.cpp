@@ -560,18 +560,32 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
         return;
     rows.resize(std::min<size_t>(rows.size(), n_most));
 
-    // what it attends to: a key, a value, and how many rows they are
+    // what it attends to: a key, a value, how many rows they are, and of which group
     struct seen {
         const ggml_fp16_t *key, *value;
-        int n;
+        int n, group;
     };
     std::vector<seen> all;
     for (int r : rows) {
-        all.push_back({ &k[r * d_k], &v[r * d_v], 1 });
+        all.push_back({ &k[r * d_k], &v[r * d_v], 1, -1 });
         if (n_groups) --members[label[r]];
     }
     for (int g = 0; g < n_groups; ++g)
-        if (members[g] > 0) all.push_back({ &group_k[g * d_k], &group_v[g * d_v], members[g] });
+        if (members[g] > 0) all.push_back({ &group_k[g * d_k], &group_v[g * d_v], members[g], g });
+    // how much more the rows of a group weigh than as many of their mean
+    const auto differ = [&](int h, int group) {
+        const auto * s = steps.data() + (size_t) h * index.n_padded;
+        double weights = 0, logits = 0;
+        int n_rows = 0;
+        for (int r = 0; r < n; ++r) {
+            if (is_resident(r) || best[r] > a.least || label[r] != group) continue;
+            const double x = 0.125 * step[h] * (s[r] - s[0]);
+            weights += std::exp(x);
+            logits += x;
+            ++n_rows;
+        }
+        return n_rows ? std::log(weights / n_rows) - logits / n_rows : 0;
+    };
 
     nmse error;
     for (int h = 0; h < n_query; ++h) {
@@ -583,6 +597,7 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
                 x += (double) q[h * d_k + i] * ggml_fp16_to_fp32(one.key[i]);
             x *= 0.125;
             s.push_back((softcap ? softcap * std::tanh(x / softcap) : x) + std::log(one.n));
+            if (one.group >= 0 && !softcap) s.back() += differ(h, one.group);
             most = std::max(most, s.back());
         }
         for (size_t i = 0; i < all.size(); ++i) {
@@ -605,7 +620,7 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
 
 // Each group has the means of its rows; they lie nearer to these than to the mean of all
 void test_recall_groups(random_source & rnd) {
-    constexpr int D_K = 32, D_V = 16, N = 600, MOST = 8;
+    constexpr int D_K = 32, D_V = 16, N = 600, BEFORE = 550, MOST = 8;
     std::vector<ggml_fp16_t> k(N * D_K), v(N * D_V), keys(MOST * D_K), values(MOST * D_V);
     std::vector<float> centres(5 * D_K);
     for (float & x : centres) x = 10 * rnd.normal();
@@ -629,18 +644,37 @@ void test_recall_groups(random_source & rnd) {
     a.type_k = a.type_v = GGML_TYPE_F16;
     a.resident = resident.data();
     const int n = edgekv_cpu_recall_groups(
-        &a, MOST, label.data(), keys.data(), values.data(), members.data());
+        &a, 0, MOST, label.data(), keys.data(), values.data(), members.data());
     check(n == MOST, "recall: %d groups of %d", n, MOST);
+    // the last rows once more, with other residents
+    const auto before = label;
+    std::vector<float> centre(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) centre[i] = ggml_fp16_to_fp32(keys[i]);
+    std::fill(label.begin() + BEFORE, label.end(), MOST);
+    for (int r = 0; r < N; r += 5) resident[r / 32] ^= 1u << r % 32;
+    check(edgekv_cpu_recall_groups(
+              &a, BEFORE, MOST, label.data(), keys.data(), values.data(), members.data()) == MOST,
+        "recall: groups that go on are others");
+    check(std::equal(label.begin(), label.begin() + BEFORE, before.begin()),
+        "recall: rows have left their groups");
+    const auto distance = [&](int r, int g) {
+        double sum = 0;
+        for (int i = 0; i < D_K; ++i)
+            sum += std::pow(ggml_fp16_to_fp32(k[r * D_K + i]) - centre[g * D_K + i], 2);
+        return sum;
+    };
+    for (int r = BEFORE; r < N; ++r)
+        for (int g = 0; g < MOST; ++g)
+            check(distance(r, label[r]) < distance(r, g) + 1e-3,
+                "recall: row %d is nearer to group %d than to %d", r, g, label[r]);
 
     std::vector<int> size(MOST);
     std::vector<double> mean_k(MOST * D_K), mean_v(MOST * D_V), mean(D_K);
     int n_rows = 0;
     for (int r = 0; r < N; ++r) {
         const int g = label[r];
-        if (!check(
-                (g == MOST) == (r % 7 == 0) && g <= MOST, "recall: row %d is in group %d", r, g) ||
-            g == MOST)
-            continue;
+        if (!check(g < MOST, "recall: row %d is in no group", r)) return;
+        if (resident[r / 32] >> r % 32 & 1) continue;
         ++size[g];
         ++n_rows;
         for (int i = 0; i < D_K; ++i) mean_k[g * D_K + i] += ggml_fp16_to_fp32(k[r * D_K + i]);
@@ -666,7 +700,7 @@ void test_recall_groups(random_source & rnd) {
     check(within < 0.7 * all, "recall: groups say no more than one would: %g of %g", within, all);
     std::fill(resident.begin(), resident.end(), ~0u);
     check(edgekv_cpu_recall_groups(
-              &a, MOST, label.data(), keys.data(), values.data(), members.data()) == 0,
+              &a, 0, MOST, label.data(), keys.data(), values.data(), members.data()) == 0,
         "recall: groups of nothing");
 }
 

@@ -726,6 +726,10 @@ void test_archive() {
         if (!resident(2, r) && grouped.label[r] < grouped.n_groups) ++size[grouped.label[r]];
     check(grouped.n_groups == 1 && size[0] == N - 1 && grouped.members[0] == N - 1,
         "archive: the file has other labels");
+    l.pos[2] = { 3, 100, 199 };
+    archive.set_resident(l, N);
+    check(archive.group(l, 2) && archive.recalled(l, 2).members[0] == N - 3,
+        "archive: a group has rows that are in the store");
     archive.cut(100);
     check(archive.n_tokens == 100 && archive.recalled(l, 1).n == 100, "archive: it was not cut");
     test_branches(archive, layers);

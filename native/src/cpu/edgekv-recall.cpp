@@ -1,7 +1,7 @@
 // recall: a token finds the rows of the archive that it needs besides those in the store. The index
 // says roughly how probable each row is for each query head; the largest of a group's heads counts,
-// and they share the rows. Groups stand for the rest: each for as many rows as it has left, which
-// adds a logarithm to its logit
+// and they share the rows. Groups stand for the rest: each for as many rows as it has left, and for
+// how much these differ, which adds two logarithms to its logit
 #include "edgekv-lanes.h"
 #include "edgekv-tile.h"
 
@@ -24,7 +24,12 @@ struct workspace {
     std::vector<float> tile, logits; // logits: [n_query][rows, then groups]
     std::vector<float *> at;         // of each query, where a tile's logits or its values are
     std::vector<const float *> from;
+    std::vector<int32_t> weighed, n_weighed; // some of the rows that are left; how many of a group
+    std::vector<float> differ;               // [n_query][n_groups] a logarithm
+    std::vector<float> powers, weights;      // of 2, of each that is weighed; their sums for groups
 };
+
+constexpr int WEIGHED = 1024; // rows that say how much those of groups differ
 
 bool is_resident(const edgekv_recalled & a, int r) { return a.resident[r / 32] >> r % 32 & 1; }
 
@@ -93,6 +98,45 @@ void choose(
     std::sort(w.rows.begin(), w.rows.end());
 }
 
+// The rows that a group stands for weigh as much as their powers do on average, not as the power of
+// their mean: log(mean(exp)) - mean of their logits, by what the index says of some of them
+void weigh(const edgekv_recalled & a, int n_query, workspace & w) {
+    using L = best_lanes;
+    w.differ.assign((size_t) n_query * a.n_groups, 0.0f);
+    if (a.n_groups == 0 || a.softcap) return;
+    w.weighed.clear();
+    w.n_weighed.assign(a.n_groups, 0);
+    for (int r = 0, step = std::max(1, a.n / WEIGHED); r < a.n; r += step)
+        if (!w.wanted[r] && !is_resident(a, r)) {
+            w.weighed.push_back(r);
+            ++w.n_weighed[a.label[r]];
+        }
+    const size_t n = w.weighed.size(), n_padded = w.wanted.size();
+    w.powers.assign(n + L::N, 0.0f);
+    w.weights.resize(n + L::N);
+    for (int h = 0; h < n_query; ++h) {
+        const uint16_t * steps = w.steps.data() + h * n_padded;
+        uint16_t most = 0;
+        for (int r : w.weighed) most = std::max(most, steps[r]);
+        for (size_t i = 0; i < n; ++i)
+            w.powers[i] = w.best[2 * h] * (float) (steps[w.weighed[i]] - most);
+        for (size_t i = 0; i < n; i += L::N)
+            L::store(&w.weights[i], exp2<L>(L::load(&w.powers[i])));
+        float sums[2 * EDGEKV_GROUPS] = {}; // of weights, of powers
+        for (size_t i = 0; i < n; ++i) {
+            float * sum = sums + 2 * a.label[w.weighed[i]];
+            sum[0] += w.weights[i];
+            sum[1] += w.powers[i];
+        }
+        for (int g = 0; g < a.n_groups; ++g) {
+            const float *sum = sums + 2 * g, each = 1.0f / (float) std::max(w.n_weighed[g], 1);
+            if (sum[0] > 0) // or they are nothing beside other groups
+                w.differ[(size_t) h * a.n_groups + g] =
+                    (log2f(sum[0] * each) - sum[1] * each) / LOG2E;
+        }
+    }
+}
+
 // keys or values of n rows from `first` on, of those that were chosen and then the groups, as f32
 void load(const edgekv_recalled & a, bool keys, size_t first, int n, workspace & w) {
     const int d = keys ? a.d_k : a.d_v;
@@ -115,6 +159,7 @@ int edgekv_cpu_recall(
     const int dp = 2 + a.d_v;
     w.rows.clear();
     if (a.n > 0) choose(a, q, stride, n_query, w);
+    weigh(a, n_query, w);
     w.left.assign(a.members, a.members + a.n_groups);
     for (int r : w.rows)
         if (a.n_groups) --w.left[a.label[r]];
@@ -138,7 +183,7 @@ int edgekv_cpu_recall(
         ggml_vec_scale_f32(n, s, a.softcap ? a.scale / a.softcap : a.scale);
         for (int i = 0; i < n && a.softcap; ++i) s[i] = a.softcap * tanhf(s[i]);
         for (int g = 0; g < a.n_groups; ++g) // -inf: none is left
-            s[n_rows + g] += logf((float) w.left[g]);
+            s[n_rows + g] += logf((float) w.left[g]) + w.differ[(size_t) h * a.n_groups + g];
         o[0] = tile_max(s, n, -INFINITY);
         if (o[0] > -INFINITY) o[1] = (float) ggml_vec_soft_max_f32(n, s, s, o[0]);
         else std::fill(s, s + n, 0.0f);
@@ -223,6 +268,11 @@ struct k_means {
         }
     }
 
+    void set(const ggml_fp16_t * keys) {
+        centres.resize((size_t) n_groups * a.d_k);
+        ggml_cpu_fp16_to_fp32(keys, centres.data(), (int64_t) centres.size());
+    }
+
     // from some of the rows; a centre without rows stays where it is
     void find(const std::vector<int32_t> & rows) {
         const size_t d = a.d_k, step = std::max<size_t>(1, rows.size() / LOOKED_AT);
@@ -243,36 +293,43 @@ struct k_means {
     }
 };
 
+// A group without rows keeps what it has
+void means_of_groups(const edgekv_recalled & a, const std::vector<int32_t> & rows, int n_groups,
+    const uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
+    std::fill(members, members + n_groups, 0);
+    for (int r : rows) ++members[label[r]];
+    const auto mean = [&](ggml_type type, const char * from, size_t nb, int d, ggml_fp16_t * to) {
+        std::vector<float> sums((size_t) n_groups * d), x(d);
+        for (int r : rows) {
+            edgekv_cpu_rows_to_f32(type, from, nb, r, 1, d, x.data());
+            ggml_vec_acc_f32(d, &sums[(size_t) label[r] * d], x.data());
+        }
+        for (int g = 0; g < n_groups; ++g) {
+            if (members[g] == 0) continue;
+            ggml_vec_scale_f32(d, &sums[(size_t) g * d], 1.0f / (float) members[g]);
+            ggml_cpu_fp32_to_fp16(&sums[(size_t) g * d], to + (size_t) g * d, d);
+        }
+    };
+    mean(a.type_k, a.k, a.nb_k, a.d_k, keys);
+    mean(a.type_v, a.v, a.nb_v, a.d_v, values);
+}
+
 } // namespace
 
-int edgekv_cpu_recall_groups(const edgekv_recalled * recalled, int n_groups, uint8_t * label,
-    ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
+int edgekv_cpu_recall_groups(const edgekv_recalled * recalled, int n_before, int n_groups,
+    uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
     const auto & a = *recalled;
-    std::vector<int32_t> rows;
-    for (int r = 0; r < a.n; ++r)
+    std::vector<int32_t> rows, later;
+    for (int r = 0; r < a.n; ++r) {
         if (!is_resident(a, r)) rows.push_back(r);
-    n_groups = std::min({ n_groups, EDGEKV_GROUPS, (int) rows.size() });
+        if (r >= n_before) later.push_back(r);
+    }
+    if (n_before == 0) n_groups = std::min({ n_groups, EDGEKV_GROUPS, (int) rows.size() });
     if (n_groups <= 0) return 0;
     k_means found(a, n_groups);
-    found.find(rows);
-    std::vector<float> sum_k((size_t) n_groups * a.d_k), sum_v((size_t) n_groups * a.d_v),
-        value(a.d_v);
-    std::fill(members, members + n_groups, 0);
-    found.each(rows, 1, [&](int r, const float * x, int g) {
-        label[r] = (uint8_t) g;
-        ++members[g];
-        ggml_vec_acc_f32(a.d_k, &sum_k[(size_t) g * a.d_k], x);
-        edgekv_cpu_rows_to_f32(a.type_v, a.v, a.nb_v, r, 1, a.d_v, value.data());
-        ggml_vec_acc_f32(a.d_v, &sum_v[(size_t) g * a.d_v], value.data());
-    });
-    for (int g = 0; g < n_groups; ++g) {
-        const float by = 1.0f / (float) std::max(members[g], 1);
-        for (int i = 0; i < a.d_k; ++i)
-            keys[(size_t) g * a.d_k + i] =
-                GGML_CPU_FP32_TO_FP16(sum_k[(size_t) g * a.d_k + i] * by);
-        for (int i = 0; i < a.d_v; ++i)
-            values[(size_t) g * a.d_v + i] =
-                GGML_CPU_FP32_TO_FP16(sum_v[(size_t) g * a.d_v + i] * by);
-    }
+    if (n_before > 0) found.set(keys);
+    else found.find(rows);
+    found.each(later, 1, [&](int r, const float *, int g) { label[r] = (uint8_t) g; });
+    means_of_groups(a, rows, n_groups, label, keys, values, members);
     return n_groups;
 }

@@ -320,12 +320,16 @@ void edgekv_prefill::resume() {
     ++store.version;
 }
 
+constexpr int64_t MANY_TO_JUDGE = 512;
+
 void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     keeper.keep(counts, rows);
     note_peak();
     const auto & l = prompt.layer(prompt.il_done);
     if (!prompt.alone(l.il) && l.n_head_kv) scratches.drop(l);
-    edgekv_trim_heap(); // what it was judged with, before the next one comes
+    // what it was judged with, before the next one comes; of a few tokens it is little, and
+    // the next layer takes the old rows' room
+    if (prompt.n_tokens > MANY_TO_JUDGE) edgekv_trim_heap();
 }
 
 // ---- end

@@ -179,8 +179,11 @@ void edgekv_archive::cut(llama_pos n) {
 
 void edgekv_archive::set_resident(const edgekv_layer & l, llama_pos n_past) {
     if (!recalls(l)) return;
-    if (label_file.use_count() > 1) // another archive has labels there; all are written anew
+    if (label_file.use_count() > 1) { // another archive has labels there; all are written anew
         label_file = std::make_shared<edgekv_archive_file>(file->dir, label_file->size, true);
+        for (auto & heads : index)
+            for (auto & x : heads) x.forget_labels();
+    }
     for (int k = 0; k < l.n_head_kv; ++k) index[l.il][k].set_resident(l.pos[k], n_past);
 }
 

@@ -26,9 +26,11 @@ public:
     void cut(int64_t n_tokens);              // tokens behind these are forgotten
     // the store has the rows of these tokens, of n_tokens that may be recalled
     void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);
-    // groups of those that it has not; a: shape and rows. The label of each row, for who recalls.
-    // Takes a thread some time
+    // groups of those that it has not; a: shape, rows and their labels so far. The label of each
+    // row, for who recalls. Rows stay in their groups until a quarter more have come; groups that
+    // are made anew take a thread some time
     std::vector<uint8_t> group(const edgekv_recalled & a);
+    void forget_labels() { n_grouped = 0; } // they are lost
     // fills in what a token looks for, but rows, labels and shape; share: of the tokens, that a
     // token recalls of a usual head. A head whose attention is spread out recalls more of them
     void fill(edgekv_recalled & a, float share) const;
@@ -48,6 +50,8 @@ private:
     int d, n_parts, n_dims;
     int64_t n = 0, n_judged = 0; // tokens; those that the codebook was made of
     int64_t n_seen = 0;          // that may be recalled
+    int64_t n_grouped = 0;       // that have labels
+    int64_t n_found = 0;         // whose groups were found
     ggml_type type;
     std::vector<char> basis;
     std::vector<ggml_fp16_t> centres;
