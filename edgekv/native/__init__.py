@@ -32,33 +32,3 @@ from edgekv.native.infos import LayerInfo, MemoryInfo
 from edgekv.native.parked import Place
 from edgekv.native.prefill import HIDDEN, Observer, Prefill
 from edgekv.native.store import Store
-
-__all__ = [
-    "HIDDEN",
-    "OUTPUTS",
-    "Archive",
-    "LayerInfo",
-    "MemoryInfo",
-    "Observer",
-    "Place",
-    "Prefill",
-    "Store",
-    "check_finite",
-    "clear",
-    "context_bytes",
-    "context_error",
-    "device_free",
-    "hidden_width",
-    "ProductBytes",
-    "product_bytes",
-    "rows_alike",
-    "product_peak",
-    "llama_cpp",
-    "logits",
-    "model_heads",
-    "next_context",
-    "stop_if_set",
-    "take_back",
-    "trim_heap",
-    "why_unsupported",
-]

@@ -20,24 +20,6 @@ from edgekv.methods.budget.pyramid import Pyramid, pyramid
 from edgekv.methods.budget.rows import check_ratio, rows_for
 from edgekv.methods.budget.uniform import uniform
 
-__all__ = [
-    "BUDGETS",
-    "Budget",
-    "Fixed",
-    "Plan",
-    "ProfileBudget",
-    "Spending",
-    "Spread",
-    "check_ratio",
-    "clip",
-    "fit",
-    "from_shares",
-    "pyramid",
-    "rows_for",
-    "table",
-    "uniform",
-]
-
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
