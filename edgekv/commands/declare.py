@@ -1,8 +1,13 @@
-"""How an option is declared: its default and its name in the environment stand in its help."""
+"""How an option is declared: its default and its name in the environment stand in its help.
+
+Options of a group are the fields of a dataclass, whose instance a command gets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import field, fields
+from functools import wraps
 from typing import Any
 
 import click
@@ -37,6 +42,54 @@ def declared(command: Callable[..., Any], options: Iterable[Decorator]) -> Calla
     for one in reversed([*options]):
         command = one(command)
     return command
+
+
+def given_by(
+    *options: Decorator, made: type | None = None, prefix: str = "", **attributes: Any
+) -> Any:
+    """A field that these options give. made: the field is such a dataclass, of the options of its
+    fields' names behind `prefix`; without it there is one option, of the field's own name.
+    attributes: of the field.
+    """
+    return field(metadata={"options": options, "made": (made, prefix)}, **attributes)
+
+
+def option_field(*names: str, declare: Callable[..., Decorator] = option, **attributes: Any) -> Any:
+    """A field that one option gives; see `option`."""
+    return given_by(declare(*names, **attributes))
+
+
+def llama_field(*names: str, **attributes: Any) -> Any:
+    """The same; see `llama`."""
+    return option_field(*names, declare=llama, **attributes)
+
+
+def grouped(name: str, kind: type, options: Iterable[Decorator] = ()) -> Decorator:
+    """A decorator that adds the options of a dataclass' fields to a command, and then `options`. It
+    passes their values as `name`, an instance of the class; other fields keep their defaults.
+    """
+    own = [option for one in fields(kind) for option in one.metadata.get("options", ())]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(**values: Any) -> Any:
+            return command(**{name: _made(kind, "", values)}, **values)
+
+        return declared(call, [*own, *options])
+
+    return decorate
+
+
+def _made(kind: type, prefix: str, values: dict[str, Any]) -> Any:
+    """A dataclass of what is its own among a command's values, which is taken out of them."""
+    given = {}
+    for one in fields(kind):
+        inner, inner_prefix = one.metadata.get("made", (None, ""))
+        if inner:
+            given[one.name] = _made(inner, inner_prefix, values)
+        elif prefix + one.name in values:
+            given[one.name] = values.pop(prefix + one.name)
+    return kind(**given)
 
 
 def is_typed(name: str) -> bool:

@@ -8,7 +8,7 @@ import click
 
 from edgekv.choice.config import KVConfig
 from edgekv.commands import router
-from edgekv.commands.declare import llama as _llama
+from edgekv.commands.declare import llama_field
 from edgekv.commands.options import EngineOptions
 from edgekv.model.header import header_of
 from edgekv.serve.options import ServeOptions
@@ -22,31 +22,24 @@ CTX_USUAL = 2048
 class EmbeddingOptions:
     """Fields are the options' names."""
 
-    embedding: bool = False
-    reranking: bool = False
-    pooling: str | None = None
-
-
-OPTIONS = (
-    _llama(
+    embedding: bool = llama_field(
         "--embedding --embeddings",
         env="EMBEDDINGS",
         is_flag=True,
         help="Give embeddings. A model that was made for them needs no option.",
-    ),
-    _llama(
+    )
+    reranking: bool = llama_field(
         "--rerank --reranking reranking",
         env="RERANKING",
         is_flag=True,
         help="Rank documents. A model that was made for that needs no option.",
-    ),
-    _llama(
+    )
+    pooling: str | None = llama_field(
         "--pooling",
         type=click.Choice(POOLINGS),
         help="How the vectors of a text's tokens become one; without it the model's own way, else"
         " their mean.",
-    ),
-)
+    )
 
 
 def is_wanted(path: str, options: EmbeddingOptions) -> bool:

@@ -17,10 +17,10 @@ from edgekv.base.sizes import size_text
 from edgekv.chat.drafts import MTP, NONE, Drafting
 from edgekv.choice.config import KVConfig
 from edgekv.commands import terminal
-from edgekv.commands.declare import declared, option
-from edgekv.commands.loading_options import EXPERTS, loading_options
+from edgekv.commands.declare import declared, grouped, option, option_field
+from edgekv.commands.loading_options import EXPERTS
 from edgekv.commands.named import model_named
-from edgekv.commands.options import grouped, kv_option, spec_type
+from edgekv.commands.options import kv_option, spec_type
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import AUTO_STORES, COUNT, size
 from edgekv.errors import BadInput
@@ -72,93 +72,77 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
 class FitOptions:
     """What to plan for. Fields are the options' names."""
 
-    memory_bytes: int | None
-    margin_bytes: int
-    device: str | None
-    ctx_size: int | None
-    cache_type_k: str | None
-    cache_type_v: str | None
-    ubatch_size: int
-    shares: list[float]
-    kv_method: str
-    parallel: int
-
-
-wanted_options = grouped(
-    "wanted",
-    FitOptions,
-    (
-        option(
-            "--memory memory_bytes",
-            default="auto",
-            metavar="SIZE",
-            callback=memory,
-            help="Memory that may be used, such as 6GiB; auto: what is free now.",
+    memory_bytes: int | None = option_field(
+        "--memory memory_bytes",
+        default="auto",
+        metavar="SIZE",
+        callback=memory,
+        help="Memory that may be used, such as 6GiB; auto: what is free now.",
+    )
+    margin_bytes: int = option_field(
+        "--margin margin_bytes",
+        default="1GiB",
+        metavar="SIZE",
+        callback=margin,
+        help="Memory of it to leave alone.",
+    )
+    device: str | None = option_field(
+        "--device",
+        metavar="NAME",
+        help="Device that holds weights and cache, as 'edgekv info' names it; without it the"
+        " first GPU, else the CPU.",
+    )
+    ctx_size: int | None = option_field(
+        "-c --ctx-size",
+        type=COUNT,
+        help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if"
+        " less.",
+    )
+    cache_type_k: str | None = option_field(
+        "-ctk --cache-type-k",
+        type=click.Choice(CACHE_TYPES),
+        help=(
+            "Type of the K cache; without it f16, then q8_0, then q4_0 are tried; below ratio 1"
+            f" --kv-method {AUTO_STORES}."
         ),
-        option(
-            "--margin margin_bytes",
-            default="1GiB",
-            metavar="SIZE",
-            callback=margin,
-            help="Memory of it to leave alone.",
-        ),
-        option(
-            "--device",
-            metavar="NAME",
-            help="Device that holds weights and cache, as 'edgekv info' names it; without it the"
-            " first GPU, else the CPU.",
-        ),
-        option(
-            "-c --ctx-size",
-            type=COUNT,
-            help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if"
-            " less.",
-        ),
-        option(
-            "-ctk --cache-type-k",
-            type=click.Choice(CACHE_TYPES),
-            help=(
-                "Type of the K cache; without it f16, then q8_0, then q4_0 are tried; below ratio 1"
-                f" --kv-method {AUTO_STORES}."
-            ),
-        ),
-        option(
-            "-ctv --cache-type-v",
-            type=click.Choice(CACHE_TYPES),
-            help="Type of the V cache; without it as the K cache.",
-        ),
-        option("-ub --ubatch-size", type=COUNT, default=N_UBATCH, help="Physical batch size."),
-        option(
-            "--ratios shares",
-            default="1,0.5,0.3,0.2,0.1",
-            metavar="RS",
-            callback=ratios,
-            help="Shares of the cache to try.",
-        ),
-        option(
-            "--kv-method kv_method",
-            default="auto",
-            metavar="NAME",
-            help="Method that is going to be used: some read more than the prompt.",
-        ),
-        option(
-            "-np --parallel",
-            type=click.IntRange(1, 256),
-            default=1,
-            help="Answers of 'edgekv serve' under way at once, each in a conversation that fills"
-            " the context. What waits in --cache-ram comes on top.",
-        ),
-    ),
-)
+    )
+    cache_type_v: str | None = option_field(
+        "-ctv --cache-type-v",
+        type=click.Choice(CACHE_TYPES),
+        help="Type of the V cache; without it as the K cache.",
+    )
+    ubatch_size: int = option_field(
+        "-ub --ubatch-size", type=COUNT, default=N_UBATCH, help="Physical batch size."
+    )
+    shares: list[float] = option_field(
+        "--ratios shares",
+        default="1,0.5,0.3,0.2,0.1",
+        metavar="RS",
+        callback=ratios,
+        help="Shares of the cache to try.",
+    )
+    kv_method: str = option_field(
+        "--kv-method kv_method",
+        default="auto",
+        metavar="NAME",
+        help="Method that is going to be used: some read more than the prompt.",
+    )
+    parallel: int = option_field(
+        "-np --parallel",
+        type=click.IntRange(1, 256),
+        default=1,
+        help="Answers of 'edgekv serve' under way at once, each in a conversation that fills"
+        " the context. What waits in --cache-ram comes on top.",
+    )
 
 
 @click.command(
     "fit", short_help="Say which contexts fit into memory, at which ratio and cache type."
 )
 @model_named()
-@wanted_options
+@grouped("wanted", FitOptions)
 @planned_options
-@loading_options(EXPERTS)
+@grouped("loading", Loading, EXPERTS)
 @option(
     "-md --model-draft --spec-draft-model model_draft",
     metavar="MODEL",

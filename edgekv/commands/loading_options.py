@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import wraps
-from typing import Any
 
 import click
 
-from edgekv.commands.declare import Decorator, declared, llama, option
+from edgekv.commands.declare import Decorator, llama, option
 from edgekv.commands.values import INT_MAX
 from edgekv.model.adapters import Adapter
-from edgekv.model.loading import SPLIT_MODES, Loading
+from edgekv.model.loading import SPLIT_MODES
 
 GPUS_MAX = 16
 """llama.cpp's own limit."""
@@ -201,23 +197,3 @@ LOADING: tuple[Decorator, ...] = (
         ),
     ),
 )
-
-
-def take_loading(values: dict[str, Any]) -> Loading:
-    """Take the options above out of a command's values, those that it has."""
-    return Loading(**{x.name: values.pop(x.name) for x in fields(Loading) if x.name in values})
-
-
-def loading_options(options: Sequence[Decorator]) -> Decorator:
-    """A decorator that adds some of the above to a command and passes it their values as
-    `loading`.
-    """
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def call(**values: Any) -> Any:
-            return command(loading=take_loading(values), **values)
-
-        return declared(call, options)
-
-    return decorate

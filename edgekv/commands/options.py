@@ -7,10 +7,9 @@ environment. A flag goes before the environment, the environment before the defa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, field, fields
-from functools import wraps
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import click
 
@@ -18,10 +17,10 @@ from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
 from edgekv.chat.drafts import AUTO, MOST, MTP, TYPES, Drafting, check_types
 from edgekv.choice.config import KVConfig, option_of
-from edgekv.commands.declare import Decorator, declared
+from edgekv.commands.declare import Decorator, declared, given_by, grouped, llama_field
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
-from edgekv.commands.loading_options import LOADING, take_loading
+from edgekv.commands.loading_options import LOADING
 from edgekv.commands.named import model_named
 from edgekv.commands.values import (
     AUTO_STORES,
@@ -36,45 +35,6 @@ from edgekv.commands.values import (
     switch,
 )
 from edgekv.model.loading import Loading
-
-Options = TypeVar("Options")
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How a model is loaded. Fields are the options' names."""
-
-    model: str
-    ctx_size: int
-    batch_size: int
-    ubatch_size: int
-    threads: int | None
-    threads_batch: int | None
-    gpu_layers: int
-    flash_attn: str
-    cache_type_k: str | None
-    cache_type_v: str | None
-    seed: int
-    verbose: bool
-    kv: KVConfig
-    """What --kv-... say."""
-    loading: Loading = field(default_factory=Loading)
-    """Where weights go."""
-    drafts: Drafting = Drafting()
-    """What --spec-... say."""
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How tokens are drawn. Fields are the options' names."""
-
-    predict: int
-    temp: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    ignore_eos: bool
 
 
 def spec_type(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -102,41 +62,48 @@ def kv_option(field_name: str) -> Decorator:
     return _option(name, env=env, help=option.help, callback=check, **attributes)
 
 
-ENGINE: tuple[Decorator, ...] = (
-    _llama(
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a model is loaded. Fields are the options' names."""
+
+    model: str
+    ctx_size: int = llama_field(
         "-c --ctx-size",
         type=FROM_ZERO,
         default=0,
         help="Size of the context in tokens; 0: what the model was trained with.",
-    ),
-    _llama("-b --batch-size", env="BATCH", type=COUNT, default=2048, help="Logical batch size."),
-    _llama(
+    )
+    batch_size: int = llama_field(
+        "-b --batch-size", env="BATCH", type=COUNT, default=2048, help="Logical batch size."
+    )
+    ubatch_size: int = llama_field(
         "-ub --ubatch-size",
         env="UBATCH",
         type=COUNT,
         default=N_UBATCH,
         help="Physical batch size: tokens of the prompt that are computed at once.",
-    ),
-    _llama(
+    )
+    threads: int | None = llama_field(
         "-t --threads",
         type=THREADS,
         help="CPU threads; 0: all there are; without it: the physical cores.",
-    ),
-    _llama(
+    )
+    threads_batch: int | None = llama_field(
         "-tb --threads-batch",
         type=THREADS,
         help="CPU threads while the prompt is read; without it: as --threads.",
-    ),
-    _llama(
+    )
+    gpu_layers: int = llama_field(
         "-ngl --gpu-layers --n-gpu-layers gpu_layers",
         env="N_GPU_LAYERS",
         default="auto",
         metavar="N",
         callback=gpu_layers,
         help="Layers to put on a GPU: a number, 'auto' or 'all'.",
-    ),
-    *LOADING,
-    _llama(
+    )
+    loading: Loading = given_by(*LOADING, made=Loading, default_factory=Loading, kw_only=True)
+    """Where weights go."""
+    flash_attn: str = llama_field(
         "-fa --flash-attn",
         default="auto",
         metavar="[on|off|auto]",
@@ -144,73 +111,86 @@ ENGINE: tuple[Decorator, ...] = (
         flag_value="on",
         callback=switch,
         help="Flash attention.",
-    ),
-    _llama(
+    )
+    cache_type_k: str | None = llama_field(
         "-ctk --cache-type-k",
         type=click.Choice(CACHE_TYPES),
         help=(
             "Type of the K cache; without it f16. If neither type is given and something is"
             f" compressed, --kv-method {AUTO_STORES}."
         ),
-    ),
-    _llama(
+    )
+    cache_type_v: str | None = llama_field(
         "-ctv --cache-type-v",
         type=click.Choice(CACHE_TYPES),
         help="Type of the V cache; without it as said for -ctk.",
-    ),
-    _llama(
+    )
+    seed: int = llama_field(
         "-s --seed",
         type=click.IntRange(max=2**32 - 1),
         default=-1,
         help="Seed; -1: another one each time.",
-    ),
-    _llama("-v --verbose --log-verbose verbose", is_flag=True, help="Print what llama.cpp logs."),
-    *(kv_option(x.name) for x in fields(KVConfig) if not option_of(x).is_python_only),
-)
+    )
+    verbose: bool = llama_field(
+        "-v --verbose --log-verbose verbose", is_flag=True, help="Print what llama.cpp logs."
+    )
+    kv: KVConfig = given_by(
+        *(kv_option(x.name) for x in fields(KVConfig) if not option_of(x).is_python_only),
+        made=KVConfig,
+        prefix="kv_",
+    )
+    """What --kv-... say."""
+    drafts: Drafting = given_by(made=Drafting, prefix="spec_", default=Drafting(), kw_only=True)
+    """What --spec-... say; see `drafts_options`."""
 
-SAMPLING: tuple[Decorator, ...] = (
-    _llama(
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn. Fields are the options' names."""
+
+    predict: int = llama_field(
         "-n --predict --n-predict predict",
         env="N_PREDICT",
         type=INTEGER,
         default=-1,
         callback=predict,
         help="Tokens to write at most; -1: until the end or until the context is full.",
-    ),
-    _llama(
+    )
+    temp: float = llama_field(
         "--temp --temperature temp",
         env="TEMPERATURE",
         type=Finite(min=0),
         default=0.8,
         metavar="T",
         help="Temperature; 0: always the likeliest token.",
-    ),
-    _llama(
+    )
+    top_k: int = llama_field(
         "--top-k", type=INTEGER, default=40, metavar="K", help="Draw from the K likeliest; 0: off."
-    ),
-    _llama(
+    )
+    top_p: float = llama_field(
         "--top-p",
         type=SHARE,
         default=0.95,
         metavar="P",
         help="Draw from the likeliest that together have the probability P; 1: off.",
-    ),
-    _llama(
+    )
+    min_p: float = llama_field(
         "--min-p",
         type=SHARE,
         default=0.05,
         metavar="P",
         help="Leave out what is less than P times as likely as the likeliest; 0: off.",
-    ),
-    _llama(
+    )
+    repeat_penalty: float = llama_field(
         "--repeat-penalty",
         type=Finite(min=0, min_open=True),
         default=1.0,
         metavar="X",
         help="Make the last 64 tokens less likely; 1: off.",
-    ),
-    _llama("--ignore-eos", is_flag=True, help="Do not stop at the end that the model sees."),
-)
+    )
+    ignore_eos: bool = llama_field(
+        "--ignore-eos", is_flag=True, help="Do not stop at the end that the model sees."
+    )
 
 
 DRAFTS: tuple[Decorator, ...] = (
@@ -277,42 +257,6 @@ def drafts_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return declared(command, DRAFTS)
 
 
-def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
-    """A decorator that adds `options` to a command and passes it their values as `name`, an
-    instance of `kind`; fields without an option keep their defaults.
-    """
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def call(**values: Any) -> Any:
-            known = fields(kind)  # type: ignore[arg-type]
-            made = {"kv", "loading", "drafts"}  # of several options
-            given = [one for one in known if one.name in values or one.name in made]
-            group = {one.name: _value(one, values) for one in given}
-            return command(**{name: kind(**group)}, **values)
-
-        return declared(call, options)
-
-    return decorate
-
-
-def _value(one: Field[Any], values: dict[str, Any]) -> Any:
-    """Take a field's value out of a command's; those of the cache's options are one object, and
-    so are those of weights.
-    """
-    if one.name == "loading":
-        return take_loading(values)
-    if one.name == "drafts":
-        names = {x.name: f"spec_{x.name}" for x in fields(Drafting)}
-        return Drafting(**{x: values.pop(name) for x, name in names.items() if name in values})
-    if one.name != "kv":
-        return values.pop(one.name)
-    given = {
-        x.name: values.pop(f"kv_{x.name}") for x in fields(KVConfig) if f"kv_{x.name}" in values
-    }
-    return KVConfig(**given)
-
-
 def engine_and_words(
     usage: str = "", least: int = 0, most: int = 0, optional: bool = False
 ) -> Decorator:
@@ -320,10 +264,10 @@ def engine_and_words(
     command's own words as `words`. See `edgekv.commands.named.model_named`. optional: the model's
     name may be empty.
     """
-    engine = grouped("engine", EngineOptions, ENGINE)
+    engine = grouped("engine", EngineOptions)
     named = model_named(usage, least, most, optional)
     return lambda command: named(engine(command))
 
 
 engine_options = engine_and_words()
-sampling_options = grouped("sampling", SamplingOptions, SAMPLING)
+sampling_options = grouped("sampling", SamplingOptions)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.declare import llama, option
+from edgekv.commands.declare import given_by, grouped, llama_field, option
 from edgekv.commands.loading_options import PLACES
 from edgekv.commands.named import model_named
-from edgekv.commands.options import grouped
 from edgekv.commands.values import ratio
 from edgekv.model.loading import Loading
 
@@ -49,10 +48,24 @@ class Source:
     """The model that a profile is of, and how it is loaded. Fields are the options' names."""
 
     model: str
-    threads: int | None
-    gpu_layers: int
-    verbose: bool
-    loading: Loading
+    threads: int | None = llama_field(
+        "-t --threads",
+        type=int,
+        metavar="N",
+        help="CPU threads; 0: all there are; without it: the physical cores.",
+    )
+    gpu_layers: int = llama_field(
+        "-ngl --gpu-layers",
+        env="N_GPU_LAYERS",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="Layers to put on a GPU; -1: all.",
+    )
+    loading: Loading = given_by(*PLACES, made=Loading)
+    verbose: bool = llama_field(
+        "-v --verbose", is_flag=True, help="Print what llama.cpp logs, and no bar."
+    )
 
     @property
     def path(self) -> str:
@@ -76,33 +89,9 @@ class Source:
         return {**counts, "verbose": self.verbose, **self.loading.places()}
 
 
-_source = grouped(
-    "source",
-    Source,
-    (
-        llama(
-            "-t --threads",
-            type=int,
-            metavar="N",
-            help="CPU threads; 0: all there are; without it: the physical cores.",
-        ),
-        llama(
-            "-ngl --gpu-layers",
-            env="N_GPU_LAYERS",
-            type=int,
-            default=-1,
-            metavar="N",
-            help="Layers to put on a GPU; -1: all.",
-        ),
-        *PLACES,
-        llama("-v --verbose", is_flag=True, help="Print what llama.cpp logs, and no bar."),
-    ),
-)
-
-
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds a model with the options for loading it, and passes them as `source`."""
-    return model_named()(_source(command))
+    return model_named()(grouped("source", Source)(command))
 
 
 def command_line(what: str, path: str, *words: str) -> str:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -24,10 +25,6 @@ TERMINATED = 128 + signal.SIGTERM
 OPEN = "whoever reaches {} may use this model: give an --api-key, or --host 127.0.0.1"
 USUAL = RouterOptions()
 _WORDS = "edgekv.words"
-_NAMES = (
-    *("models_dir", "models_max", "models_memory", "models_autoload", "keep_alive"),
-    "allow_pull",
-)
 
 
 class Command(click.Command):
@@ -100,9 +97,9 @@ BEHIND = click.option("--behind-router", is_flag=True, hidden=True)
 
 def check_one() -> None:
     """Raises BadInput for options that a server of one model has no use for."""
-    for name in _NAMES:
-        if is_typed(name):
-            option = f"--{name.replace('_', '-')}"
+    for one in fields(RouterOptions):
+        if is_typed(one.name):
+            option = f"--{one.name.replace('_', '-')}"
             raise BadInput(f"{option} is for a server of many models: leave it out, or the model")
 
 

@@ -21,12 +21,12 @@ from edgekv.base.text import encodable
 from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.chat_warnings import has_template, warnings
 from edgekv.commands.conversation import content_of, plain_text
+from edgekv.commands.declare import grouped, option_field
 from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
     drafts_options,
     engine_and_words,
-    grouped,
     sampling_options,
 )
 from edgekv.commands.report import recall_line, status_line
@@ -51,31 +51,20 @@ WAITS_S = 2.0
 class RunOptions:
     """What is asked, and how the answer is printed. Fields are the options' names."""
 
-    prompt: str | None
-    file: str | None
-    raw: bool
-    as_json: bool
-
-
-asked_options = grouped(
-    "asked",
-    RunOptions,
-    (
-        click.option("-p", "--prompt", metavar="TEXT", help="The prompt."),
-        click.option("-f", "--file", metavar="FILE", help="A document for the prompt, or -."),
-        click.option(
-            "--raw",
-            is_flag=True,
-            help="Give the prompt to the model as it is, without its chat template.",
-        ),
-        click.option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            help="Print one JSON object with the answer and what it cost.",
-        ),
-    ),
-)
+    prompt: str | None = option_field("-p --prompt", metavar="TEXT", help="The prompt.")
+    file: str | None = option_field(
+        "-f --file", metavar="FILE", help="A document for the prompt, or -."
+    )
+    raw: bool = option_field(
+        "--raw",
+        is_flag=True,
+        help="Give the prompt to the model as it is, without its chat template.",
+    )
+    as_json: bool = option_field(
+        "--json as_json",
+        is_flag=True,
+        help="Print one JSON object with the answer and what it cost.",
+    )
 
 
 @click.command("run", short_help="Answer one prompt.")
@@ -85,7 +74,7 @@ asked_options = grouped(
 @llama_cli.system_prompt
 @llama_cli.RUN
 @packed.PACK
-@asked_options
+@grouped("asked", RunOptions)
 def command(
     engine: EngineOptions,
     sampling: SamplingOptions,

@@ -14,19 +14,17 @@ import click
 from edgekv.base.files import expanded
 from edgekv.commands import embedding as embedding_
 from edgekv.commands import llama_server, router
-from edgekv.commands.declare import Decorator
+from edgekv.commands.declare import Decorator, grouped
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.embedding import EmbeddingOptions
 from edgekv.commands.first_use import WHAT
 from edgekv.commands.later import Later
 from edgekv.commands.options import (
-    SAMPLING,
     EngineOptions,
     SamplingOptions,
     drafts_options,
     engine_and_words,
-    grouped,
 )
 from edgekv.commands.report import recall_line
 from edgekv.commands.values import size
@@ -271,10 +269,10 @@ serve_options = grouped("options", ServeOptions, OPTIONS)
 @click.command("serve", cls=router.Command, short_help="Serve models to programs, over HTTP.")
 @engine_and_words(optional=True)
 @drafts_options
-@grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
+@grouped("drawn", SamplingOptions)  # `sampling` is a field of ServeOptions
 @serve_options
 @grouped("models", RouterOptions, router.OPTIONS)
-@grouped("embedding", EmbeddingOptions, embedding_.OPTIONS)
+@grouped("embedding", EmbeddingOptions)
 @router.BEHIND
 def command(
     engine: EngineOptions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -11,9 +11,8 @@ import click
 from edgekv.base.defaults import N_UBATCH
 from edgekv.chat.drafts import check_types
 from edgekv.choice.config import HIDDEN
-from edgekv.commands.declare import option
+from edgekv.commands.declare import given_by, grouped, option
 from edgekv.commands.loading_options import LOADING
-from edgekv.commands.options import grouped
 from edgekv.commands.values import AUTO_STORES, COUNT, SWITCH
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
@@ -60,7 +59,7 @@ class BenchOptions:
     is_long: bool
     out: str
     record: str | None
-    loading: Loading = field(default_factory=Loading)
+    loading: Loading = given_by(made=Loading, default_factory=Loading)
 
     @property
     def types(self) -> list[tuple[str, str]]:

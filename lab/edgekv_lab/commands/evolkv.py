@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.commands.declare import option
-from edgekv.commands.options import grouped
+from edgekv.commands.declare import grouped, option
 from edgekv.commands.profile_options import (
     Source,
     check_output,
