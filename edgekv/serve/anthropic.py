@@ -174,12 +174,25 @@ def _usage(now: Progress, n_marked: int) -> dict[str, int]:
     }
 
 
-def _stop_reason(done: Done, has_calls: bool) -> str:
-    return (
-        "stop_sequence"
-        if done.stop_text is not None
-        else STOP_REASONS[finish_of(done.finish, has_calls)]
-    )
+def _stopped(done: Done, has_calls: bool) -> dict[str, Any]:
+    """Why an answer ended."""
+    reason = STOP_REASONS[finish_of(done.finish, has_calls)]
+    is_text = done.stop_text is not None
+    return {"stop_reason": "stop_sequence" if is_text else reason, "stop_sequence": done.stop_text}
+
+
+def _message(model: str, usage: dict[str, int]) -> dict[str, Any]:
+    """A message of which nothing is said yet."""
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
 
 
 def _whole(service: Service, n_marked: int, reply: Reply, done: Done) -> dict[str, Any]:
@@ -191,16 +204,8 @@ def _whole(service: Service, n_marked: int, reply: Reply, done: Done) -> dict[st
     content += [
         {**_block(call.id, call.name), "input": as_value(call.arguments)} for call in said.calls
     ]
-    return {
-        "id": f"msg_{secrets.token_hex(12)}",
-        "type": "message",
-        "role": "assistant",
-        "model": service.model,
-        "content": content,
-        "stop_reason": _stop_reason(done, bool(said.calls)),
-        "stop_sequence": done.stop_text,
-        "usage": _usage(done.progress, n_marked),
-    }
+    message = _message(service.model, _usage(done.progress, n_marked))
+    return {**message, "content": content, **_stopped(done, bool(said.calls))}
 
 
 def _block(id: str, name: str) -> dict[str, Any]:
@@ -211,22 +216,14 @@ class _Writer(Writer):
     """Events of a message. Blocks follow each other; at most one is open."""
 
     def __init__(self, model: str, n_marked: int) -> None:
+        super().__init__()
         self._model, self._n_marked = model, n_marked
         self._index = -1
         self._kind: type[Part] | None = None
         """The open block's."""
 
     def begin(self, progress: Progress) -> str:
-        message: dict[str, Any] = {
-            "id": f"msg_{secrets.token_hex(12)}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(progress, self._n_marked),
-        }
+        message = _message(self._model, _usage(progress, self._n_marked))
         return sse.event({"type": "message_start", "message": message}, "message_start")
 
     def part(self, part: Part) -> str:
@@ -269,14 +266,9 @@ class _Writer(Writer):
 
     def end(self, done: Done, has_calls: bool) -> str:
         frame = self._close()
-        delta = {
-            "stop_reason": _stop_reason(done, has_calls),
-            "stop_sequence": done.stop_text,
-        }
-        usage = _usage(done.progress, self._n_marked)
-        frame += sse.event(
-            {"type": "message_delta", "delta": delta, "usage": usage}, "message_delta"
-        )
+        usage, kind = _usage(done.progress, self._n_marked), "message_delta"
+        said = {"type": kind, "delta": _stopped(done, has_calls), "usage": usage}
+        frame += sse.event(said, kind)
         return frame + sse.event({"type": "message_stop"}, "message_stop")
 
     def failed(self, error: ApiError) -> str:

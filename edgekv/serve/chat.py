@@ -17,7 +17,6 @@ from edgekv.errors import BadInput
 from edgekv.serve import several, skipped, sse, wording
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
-from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.request import Request
@@ -123,8 +122,7 @@ class _Writer(Writer):
     """Chunks of one answer in a chat."""
 
     def __init__(self, head: dict[str, Any], index: int, body: ChatBody) -> None:
-        self.with_progress = bool(body.return_progress)
-        self.with_timings = bool(body.timings_per_token)
+        super().__init__(body)
         self._head, self._index = head, index
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
@@ -146,6 +144,3 @@ class _Writer(Writer):
     def end(self, done: Done, has_calls: bool) -> str:
         costs = {"timings": wording.timings(done.progress), "kv": wording.cache(done)}
         return self._chunk({}, finish_of(done.finish, has_calls), **costs)
-
-    def failed(self, error: ApiError) -> str:
-        return sse.event(error.body("/v1/chat/completions"))

@@ -15,7 +15,6 @@ from edgekv.errors import BadInput
 from edgekv.serve import several, sse, wording
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
-from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.preparing import prepared
 from edgekv.serve.request import Request
@@ -108,8 +107,7 @@ class _Writer(Writer):
     """Chunks of one answer's text. before: the prompt's."""
 
     def __init__(self, head: dict[str, Any], index: int, before: str, body: CompletionBody) -> None:
-        self.with_progress = bool(body.return_progress)
-        self.with_timings = bool(body.timings_per_token)
+        super().__init__(body)
         self._head, self._index = head, index
         self._offsets = _Offsets(len(before))
         self._echo = before if body.echo else ""
@@ -131,6 +129,3 @@ class _Writer(Writer):
 
     def end(self, done: Done, has_calls: bool) -> str:
         return self._chunk("", done.finish, timings=wording.timings(done.progress))
-
-    def failed(self, error: ApiError) -> str:
-        return sse.event(error.body("/v1/completions"))

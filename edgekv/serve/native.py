@@ -14,7 +14,6 @@ from edgekv.serve import several, sse, wording
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.completions import ask
 from edgekv.serve.encoding import Json
-from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob, Written
 from edgekv.serve.preparing import prepared
 from edgekv.serve.request import Request
@@ -62,11 +61,10 @@ class _Writer(Writer):
     def __init__(
         self, service: Service, body: NativeBody, index: int, request: Request, prompt: str
     ) -> None:
+        super().__init__(body)
         self._service, self._body, self._request, self._prompt = service, body, request, prompt
         self._place = {"index": index, "id_slot": -1 if body.id_slot is None else body.id_slot}
         self._text = ""
-        self.with_progress = bool(body.return_progress)
-        self.with_timings = bool(body.timings_per_token)
 
     def progress_event(self, said: dict[str, Any]) -> str:
         return self._piece(Written(""), said)
@@ -130,9 +128,6 @@ class _Writer(Writer):
         """In the fields that the request names."""
         wanted = self._body.response_fields
         return _nested(said, wanted) if wanted else said
-
-    def failed(self, error: ApiError) -> str:
-        return sse.event(error.body("/completion"))
 
 
 def _nested(said: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import schema_of
-from edgekv.chat.reply import CallArguments, CallBegun, Part, Reply, Thought, parts_of
+from edgekv.chat.reply import CallArguments, CallBegun, Part, Reply, Text, Thought, parts_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
@@ -33,6 +33,8 @@ from edgekv.serve.writer import Writer
 router = APIRouter(route_class=BoundedRoute)
 
 Item = dict[str, Any]
+PREFIXES = {Text: "msg", Thought: "rs", CallBegun: "fc"}
+"""Of items' ids."""
 
 
 @router.post("/v1/responses")
@@ -69,11 +71,7 @@ def _chat(body: ResponsesBody) -> Chat:
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     return Chat(
         [*system, *_messages(body.input)],
-        choice_of(
-            _tools(body.tools or ()),
-            body.tool_choice,
-            body.parallel_tool_calls,
-        ),
+        choice_of(_tools(body.tools or ()), body.tool_choice, body.parallel_tool_calls),
         schema_of((body.text or {}).get("format")),
         variables=body.chat_template_kwargs or {},
     )
@@ -161,8 +159,7 @@ class _Writer(Writer):
     """Collects items, and writes events. Items follow each other; at most one is open."""
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
-        self.with_progress = bool(body.return_progress)
-        self.with_timings = bool(body.timings_per_token)
+        super().__init__(body)
         self._n = 0
         self._items: list[Item] = []
         self._text = ""
@@ -194,62 +191,55 @@ class _Writer(Writer):
         self._n += 1
         return sse.event(data, kind)
 
+    def _item(self, kind: str) -> str:
+        """An event with the last item as it is."""
+        place = {"output_index": len(self._items) - 1, "item": self._items[-1]}
+        return self._event(f"response.output_item.{kind}", **place)
+
     def _at(self, kind: str, **more: Any) -> str:
-        """An event about the last item."""
-        return self._event(
-            kind,
-            item_id=self._items[-1]["id"],
-            output_index=len(self._items) - 1,
-            **more,
-        )
+        """An event about what the last item holds."""
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return self._event(f"response.{kind}", **place, **more)
+
+    def _begun(self, kind: str, **more: Any) -> str:
+        """An event with the response, of which nothing is said yet."""
+        now = {**self._response, "status": "in_progress", "output": [], "usage": None}
+        return self._event(f"response.{kind}", response=now, **more)
 
     def begin(self, progress: Progress) -> str:
-        now = {**self._response, "status": "in_progress", "output": [], "usage": None}
-        return self._event("response.created", response=now) + self._event(
-            "response.in_progress", response=now
-        )
+        return self._begun("created") + self._begun("in_progress")
 
     def progress_event(self, said: dict[str, Any]) -> str:
-        now = {**self._response, "status": "in_progress", "output": [], "usage": None}
-        return self._event("response.in_progress", response=now, **said)
+        return self._begun("in_progress", **said)
 
     def part(self, part: Part) -> str:
         if isinstance(part, CallBegun):
-            return self._close() + self._call(part)
+            return self._open(part)
         if isinstance(part, CallArguments):
             self._text += part.text
-            return self._at("response.function_call_arguments.delta", delta=part.text)
+            return self._at("function_call_arguments.delta", delta=part.text)
         if not part.text:
             return ""
-        frame = self._open(type(part)) if self._kind is not type(part) else ""
+        frame = self._open(part) if self._kind is not type(part) else ""
         self._text += part.text
-        if isinstance(part, Thought):
-            return frame + self._at(
-                "response.reasoning_text.delta", content_index=0, delta=part.text
-            )
-        return frame + self._at(
-            "response.output_text.delta",
-            content_index=0,
-            delta=part.text,
-            logprobs=[],
-            **self.timings,
-        )
+        more = {} if isinstance(part, Thought) else {"logprobs": [], **self.timings}
+        kind = self._part("")["type"]
+        return frame + self._at(f"{kind}.delta", content_index=0, delta=part.text, **more)
 
-    def _open(self, kind: type[Part]) -> str:
-        frame = self._close()
-        self._kind = kind
-        item: Item = {"status": "in_progress"}
-        if kind is Thought:
-            item |= {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning"}
-            item |= {"summary": [], "content": []}
-        else:
-            item |= {"id": f"msg_{secrets.token_hex(12)}", "type": "message"}
-            item |= {"role": "assistant", "content": []}
-        self._items.append(item)
-        frame += self._event(
-            "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
-        )
-        return frame + self._at("response.content_part.added", content_index=0, part=self._part(""))
+    def _open(self, part: Part) -> str:
+        """Begin the item of a part."""
+        frame, self._kind = self._close(), type(part)
+        item: Item = {"type": "message", "role": "assistant", "content": []}
+        if isinstance(part, CallBegun):
+            item = {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
+        elif isinstance(part, Thought):
+            item = {"type": "reasoning", "summary": [], "content": []}
+        id = f"{PREFIXES[type(part)]}_{secrets.token_hex(12)}"
+        self._items.append({"id": id, **item, "status": "in_progress"})
+        frame += self._item("added")
+        if isinstance(part, CallBegun):
+            return frame
+        return frame + self._at("content_part.added", content_index=0, part=self._part(""))
 
     def _part(self, text: str) -> Item:
         if self._kind is Thought:
@@ -260,48 +250,19 @@ class _Writer(Writer):
         """End the open item."""
         if self._kind is None:
             return ""
+        item, text = self._items[-1], self._text
+        item["status"] = "completed"
         if self._kind is CallBegun:
-            return self._close_call()
-        text, part = self._text, self._part(self._text)
-        item = self._items[-1]
-        item |= {"status": "completed", "content": [part]}
-        if self._kind is Thought:
-            frame = self._at("response.reasoning_text.done", content_index=0, text=text)
+            item["arguments"] = text
+            frame = self._at("function_call_arguments.done", arguments=text, name=item["name"])
         else:
-            frame = self._at("response.output_text.done", content_index=0, text=text, logprobs=[])
-        frame += self._at("response.content_part.done", content_index=0, part=part)
-        frame += self._done(item)
+            part = self._part(text)
+            item["content"] = [part]
+            more: Item = {} if self._kind is Thought else {"logprobs": []}
+            frame = self._at(f"{part['type']}.done", content_index=0, text=text, **more)
+            frame += self._at("content_part.done", content_index=0, part=part)
         self._kind, self._text = None, ""
-        return frame
-
-    def _call(self, call: CallBegun) -> str:
-        item = {
-            "id": f"fc_{secrets.token_hex(12)}",
-            "type": "function_call",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
-        self._items.append(item)
-        self._kind, self._text = CallBegun, ""
-        return self._event(
-            "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
-        )
-
-    def _close_call(self) -> str:
-        item, self._kind = self._items[-1], None
-        item |= {"arguments": self._text, "status": "completed"}
-        frame = self._at(
-            "response.function_call_arguments.done", arguments=self._text, name=item["name"]
-        )
-        self._text = ""
-        return frame + self._done(item)
-
-    def _done(self, item: Item) -> str:
-        return self._event(
-            "response.output_item.done", output_index=len(self._items) - 1, item=item
-        )
+        return frame + self._item("done")
 
     def finished(self, done: Done) -> dict[str, Any]:
         """The whole response."""

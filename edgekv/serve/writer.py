@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from edgekv.chat.reply import Part
-from edgekv.serve import wording
+from edgekv.serve import sse, wording
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress, Written
+from edgekv.serve.schemas import GenerationBody, ResponsesBody
 
 
 class Writer:
@@ -17,14 +18,17 @@ class Writer:
     """
 
     media_type = "text/event-stream"
-    with_progress = False
-    """The client asked for llama-server's events while the prompt is read."""
-    with_timings = False
-    """The client asked for the time that each piece took."""
     now = Progress()
     """How far the answer is."""
     done: Done | None = None
     """The end of the answer, once it is written."""
+
+    def __init__(self, body: GenerationBody | ResponsesBody | None = None) -> None:
+        """body: asks for llama-server's events while the prompt is read (`return_progress`), or for
+        the time that each piece took.
+        """
+        self.with_progress = bool(body and body.return_progress)
+        self.with_timings = bool(body and body.timings_per_token)
 
     @property
     def timings(self) -> dict[str, Any]:
@@ -62,4 +66,4 @@ class Writer:
         return ""
 
     def failed(self, error: ApiError) -> str:
-        return ""
+        return sse.event(error.body(""))

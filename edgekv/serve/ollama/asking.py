@@ -209,6 +209,7 @@ class _Writer(Writer):
     def __init__(
         self, model: str, form: Callable[[str, str, Mapping[int, Call]], dict[str, Any]]
     ) -> None:
+        super().__init__()
         self._model, self._form, self._begin = model, form, time.perf_counter_ns()
         self._call: CallBegun | None = None
         self._arguments = ""
