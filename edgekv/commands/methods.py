@@ -73,64 +73,38 @@ def as_text(records: list[dict[str, Any]]) -> str:
     """A table of presets, one of budgets, and one of merges."""
     from edgekv.methods.budget import BUDGETS
 
+    def row(r: dict[str, Any], kind: str) -> tuple[str, str, str]:
+        title = what(r[f"{kind}_title"], r[f"{kind}_paper"])
+        return r[kind], settings(r[f"{kind}_params"]), title
+
     presets = [
         (
-            r["name"],
-            r["score"],
-            r["budget"] or "-",
-            r["merge"],
-            r["observes"],
-            settings(r["params"]),
-            what(r["title"], r["paper"]),
+            *(r["name"], r["score"], r["budget"] or "-", r["merge"], r["observes"]),
+            *(settings(r["params"]), what(r["title"], r["paper"])),
         )
         for r in records
     ]
     # those in no preset too
-    mixed = {
+    budgets = {
         b.name: (b.name, settings(params(b.params)), what(b.title, b.paper))
         for b in BUDGETS.values()
     }
-    budgets = mixed | {
-        r["budget"]: (
-            r["budget"],
-            settings(r["budget_params"]),
-            what(r["budget_title"], r["budget_paper"]),
-        )
-        for r in records
-        if r["budget"]
-    }
-    merges = {
-        r["merge"]: (
-            r["merge"],
-            settings(r["merge_params"]),
-            what(r["merge_title"], r["merge_paper"]),
-        )
-        for r in records
-        if r["merge_title"]
-    }
-    return "\n".join(
+    budgets |= {r["budget"]: row(r, "budget") for r in records if r["budget"]}
+    merges = {r["merge"]: row(r, "merge") for r in records if r["merge_title"]}
+    head = ("name", "score", "budget", "merge", "observes", "parameters", "what stays")
+    return "\n\n".join(
         [
-            table(
-                presets,
-                ("name", "score", "budget", "merge", "observes", "parameters", "what stays"),
-            ),
-            "",
+            table(presets, head),
             table(budgets.values(), ("budget", "parameters", "how many tokens each head keeps")),
-            "",
-            table(merges.values(), ("merge", "parameters", "what becomes of the others")),
-            HELP,
+            table(merges.values(), ("merge", "parameters", "what becomes of the others"))
+            + f"\n{HELP}",
         ]
     )
 
 
 def settings(values: dict[str, Any]) -> str:
-    return (
-        ",".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in values.items()
-        )
-        or "-"
-    )
+    said = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+    return ",".join(f"{name}={value}" for name, value in said.items()) or "-"
 
 
 def what(title: str, paper: str) -> str:

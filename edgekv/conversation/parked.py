@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from edgekv import native
 from edgekv.conversation import state
 from edgekv.conversation.hidden import HiddenStates
 from edgekv.conversation.holder import Holder
-from edgekv.conversation.state import State
+from edgekv.conversation.state import State, has_recurrent_layers
 from edgekv.engine.past import Past
 from edgekv.errors import EdgeKVError
 from edgekv.native import Place, llama_cpp
@@ -36,49 +35,11 @@ class Reach:
     anywhere: bool = False
 
 
-class Parked(Protocol):
-    """A conversation that waits in memory."""
-
-    @property
-    def n_bytes(self) -> int: ...
-
-    @property
-    def n_bytes_archive(self) -> int:
-        """Of the file of its archive."""
-        ...
-
-    @property
-    def reach(self) -> Reach: ...
-
-    def put(self, llm: Holder) -> bool:
-        """Make it the conversation of `llm`, which has none. False if it does not fit.
-
-        It waits no longer then.
-        """
-        ...
-
-    def put_copy(self, llm: Holder) -> bool:
-        """The same, and it waits on."""
-        ...
-
-    def state(self, llm: Holder) -> State:
-        """A copy, whatever conversation `llm` holds."""
-        ...
-
-    @property
-    def rows(self) -> Place | State:
-        """Where its rows are."""
-        ...
-
-    @property
-    def n_to_append(self) -> int:
-        """Tokens that it can be given where it is, beside others (`Place.step`)."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """Its bytes: of llama.cpp's own cache, of one on a device, and of beginnings."""
+    """A conversation that waits as its bytes: of llama.cpp's own cache, of one on a device, and of
+    beginnings.
+    """
 
     taken: State
     reach: Reach
@@ -93,9 +54,13 @@ class Copy:
 
     @property
     def n_bytes_archive(self) -> int:
+        """Of the file of its archive."""
         return self.taken.archive.info.n_bytes if self.taken.archive else 0
 
     def put(self, llm: Holder) -> bool:
+        """Make it the conversation of `llm`, which has none. False if it does not fit. A place
+        waits no longer then, but with `put_copy`; a copy waits on.
+        """
         fits = state.put(llm, self.taken, is_ours=True)
         llm.turn.hidden = self.hidden.copy() if fits and self.hidden else None
         return fits
@@ -103,20 +68,25 @@ class Copy:
     put_copy = put
 
     def state(self, llm: Holder) -> State:
+        """A copy, whatever conversation `llm` holds."""
         return self.taken
 
     @property
     def rows(self) -> State:
+        """Where its rows are."""
         return self.taken
 
     @property
     def n_to_append(self) -> int:
+        """Tokens that it can be given where it is, beside others (`Place.step`)."""
         return 0
 
 
 @dataclass(frozen=True, eq=False)
 class Aside:
-    """The conversation itself: the store's rows, as they were, beside their context."""
+    """A conversation that waits itself: the store's rows, as they were, beside their context. See
+    `Copy`.
+    """
 
     place: Place
     tokens: NDArray[np.int32]
@@ -161,6 +131,10 @@ class Aside:
     @property
     def rows(self) -> Place:
         return self.place
+
+
+Parked = Copy | Aside
+"""A conversation that waits in memory."""
 
 
 @contextmanager
@@ -286,11 +260,6 @@ def _reach_whole(llm: Holder) -> int:
     memory = llama_cpp.llama_get_memory(llm.ctx)
     first = int(llama_cpp.llama_memory_seq_pos_min(memory, 0))
     return min(first + n_swa - 1, llm.n_tokens) if n_swa and first > 0 else 0
-
-
-def has_recurrent_layers(llm: Holder) -> bool:
-    model = llm.model
-    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
 
 def forgets(llm: Holder) -> bool:

@@ -14,7 +14,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import chain
@@ -44,14 +45,8 @@ PRIVATE = 0o600
 _HEADER = 1 << 16  # most bytes of the line of JSON
 _DIGEST = hashlib.sha256().digest_size
 _ROPE = (
-    "rope_scaling_type",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
+    *("rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor"),
+    *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
 )
 _SIZES = ("n_tokens", "n_note", "n_state")
 _ARCHIVE = ("n_tokens", "n_known", "n_judged", "n_bytes")
@@ -170,14 +165,6 @@ def _write(f: BinaryIO, parts: Iterable[Any]) -> None:
 # ---- loading
 
 
-@dataclass(frozen=True, eq=False)
-class _File:
-    """What a file holds, not yet checked against the cache."""
-
-    note: Any
-    state: state.State
-
-
 def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
     """Make the conversation in `path` that of `llm`. Returns the note that it was saved with.
 
@@ -185,12 +172,12 @@ def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
     `check`; `llm` is then as it was.
     """
     with files.opened(path) as f:
-        saved = _read(llm, f, str(path))
+        note, saved = _read(llm, f, str(path))
     if check is not None:
-        check(saved.note)
-    if not state.try_put(llm, saved.state):
+        check(note)
+    if not state.try_put(llm, saved):
         raise BadInput(f"'{path}' does not fit this model and its cache; {AGAIN}")
-    return saved.note
+    return note
 
 
 def read(llm: Holder, path: str | Path) -> state.State:
@@ -198,12 +185,14 @@ def read(llm: Holder, path: str | Path) -> state.State:
     `load`.
     """
     with files.opened(path) as f:
-        return _read(llm, f, str(path), archives=False).state
+        return _read(llm, f, str(path), archives=False)[1]
 
 
-def _read(llm: Holder, f: BufferedReader, path: str, archives: bool = True) -> _File:
-    """archives: the archive is wanted too."""
-    try:
+def _read(
+    llm: Holder, f: BufferedReader, path: str, archives: bool = True
+) -> tuple[Any, state.State]:
+    """The note and the conversation. archives: the archive is wanted too."""
+    with _told(path):
         reader = _Reader(f)
         header = _header(reader, path)
         _check_identity(header, _identity(llm), path)
@@ -213,6 +202,13 @@ def _read(llm: Holder, f: BufferedReader, path: str, archives: bool = True) -> _
                 f"give a larger -c, {whole_ctx(header['n_tokens'] + CTX_STEP)} or more"
             )
         return _body(llm, reader, header, archives)
+
+
+@contextmanager
+def _told(path: str | Path) -> Iterator[None]:
+    """A `with` block that reads a file: whatever is wrong with that is said of it in one line."""
+    try:
+        yield
     except BadInput:
         raise
     except (ValueError, EOFError) as error:
@@ -288,20 +284,17 @@ def beginning(path: str | Path, llm: Holder | None = None) -> Beginning:
 
     Raises BadInput if that cannot be, or with `llm` if the file is not of this model and cache.
     """
-    with files.opened(path) as f:
-        try:
-            reader = _Reader(f)
-            header = _header(reader, str(path))
-            if llm is not None:
-                _check_identity(header, _identity(llm), str(path))
-            note = _parsed(reader.into(bytearray(header["n_note"])), "note")
-            tokens = reader.into(np.empty(_some(reader, header["n_tokens"]), "<i4"))
-            if llm is not None:
-                _check_tokens(llm, tokens)
-        except BadInput:
-            raise
-        except (ValueError, EOFError) as error:
-            raise _damaged(path, error) from None
+    with files.opened(path) as f, _told(path):
+        reader = _Reader(f)
+        header = _header(reader, str(path))
+        if llm is not None:
+            _check_identity(header, _identity(llm), str(path))
+        note = _parsed(reader.into(bytearray(header["n_note"])), "note")
+        if 4 * header["n_tokens"] > reader.left:
+            raise EOFError("it ends too early")
+        tokens = reader.into(np.empty(header["n_tokens"], "<i4"))
+        if llm is not None:
+            _check_tokens(llm, tokens)
     return Beginning(header, note, tokens.astype(np.int32))
 
 
@@ -314,13 +307,6 @@ def verify(path: str | Path) -> None:
             left -= len(piece)
         if left != 0 or f.read() != digest.digest():
             raise _damaged(path, ValueError("its checksum does not match"))
-
-
-def _some(reader: _Reader, n_tokens: int) -> int:
-    """n_tokens, which have to be in what is left."""
-    if 4 * n_tokens > reader.left:
-        raise EOFError("it ends too early")
-    return n_tokens
 
 
 def _damaged(path: str | Path, error: Exception) -> Damaged:
@@ -422,7 +408,9 @@ def _said(name: str, header: dict[str, Any]) -> str:
     return (facts.type_name(header[name]) or "with the same type") if is_type else ""
 
 
-def _body(llm: Holder, reader: _Reader, header: dict[str, Any], archives: bool) -> _File:
+def _body(
+    llm: Holder, reader: _Reader, header: dict[str, Any], archives: bool
+) -> tuple[Any, state.State]:
     """What stands behind the header. Raises ValueError or EOFError if the header says otherwise."""
     form = remembered.layout(header["memory"], llm.engine.store.layers) if llm.engine else {}
     if not llm.engine and header["memory"] is not None:
@@ -446,7 +434,7 @@ def _body(llm: Holder, reader: _Reader, header: dict[str, Any], archives: bool) 
         remembered.remembered(header["memory"], form, memoryview(arrays)) if llm.engine else None
     )
     now = state.State(tokens.astype(np.int32), data, memory, archive)
-    return _File(_parsed(said, "note"), now)
+    return _parsed(said, "note"), now
 
 
 def _archive(

@@ -63,15 +63,19 @@ def data_of(llm: Holder) -> Any:
     return data
 
 
+def has_recurrent_layers(llm: Holder) -> bool:
+    model = llm.model
+    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
+
+
 def take_recurrent(llm: Holder) -> Any:
     """A copy of what llama.cpp's own cache cannot take back token by token: the state of recurrent
     layers, and sliding windows beside it. None where there are no recurrent layers.
 
     Raises EdgeKVError if it cannot be read.
     """
-    ctx, model, some = llm.ctx, llm.model, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-    is_recurrent = llama_cpp.llama_model_is_recurrent(model)
-    if not is_recurrent and not llama_cpp.llama_model_is_hybrid(model):
+    ctx, some = llm.ctx, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    if not has_recurrent_layers(llm):
         return None
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(ctx, 0, some))()
     if llama_cpp.llama_state_seq_get_data_ext(ctx, data, len(data), 0, some) != len(data):

@@ -11,7 +11,7 @@ from edgekv.base.sizes import size_text
 from edgekv.base.stats import KVStats
 from edgekv.choice.settings import Settings
 from edgekv.conversation.holder import Holder
-from edgekv.conversation.parked import has_recurrent_layers
+from edgekv.conversation.state import has_recurrent_layers
 from edgekv.engine.engine import Engine
 from edgekv.memory.footprint import row_bytes
 from edgekv.memory.limit import reserve

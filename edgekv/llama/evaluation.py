@@ -17,7 +17,7 @@ from edgekv import native
 from edgekv.chat.drafts import MOST
 from edgekv.conversation import state
 from edgekv.conversation.hidden import HiddenStates
-from edgekv.conversation.parked import has_recurrent_layers
+from edgekv.conversation.state import has_recurrent_layers
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.llama.loaded import LoadedModel

@@ -26,7 +26,7 @@ from edgekv.choice.stored import picked
 from edgekv.conversation import statistics
 from edgekv.conversation.checkpoints import Checkpoints
 from edgekv.conversation.guard import Guard
-from edgekv.conversation.parked import has_recurrent_layers
+from edgekv.conversation.state import has_recurrent_layers
 from edgekv.conversation.turn import Turn
 from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument

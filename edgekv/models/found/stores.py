@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekv.models.found import (
-    demo,
-    gpt4all,
-    hugging_face,
-    jan,
-    llama_cpp,
-    lm_studio,
-    ollama,
-    remembered,
-)
+from edgekv.models.found import demo, hugging_face, llama_cpp, ollama, remembered
 from edgekv.models.found.found import Found
+from edgekv.models.found.plain import gpt4all, jan, lm_studio
 
 STORES = (demo, ollama, hugging_face, llama_cpp, lm_studio, jan, gpt4all)
 
