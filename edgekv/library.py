@@ -103,9 +103,7 @@ def set_verbose(verbose: bool) -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Print nothing of what this thread causes llama.cpp to log: models that nobody is going to
-    use.
-    """
+    """Print nothing of what llama.cpp logs in this thread: models that nobody will use."""
     lib = open_llama()
     if not hasattr(lib, "edgekv_log_mute"):
         yield

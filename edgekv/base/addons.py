@@ -41,9 +41,7 @@ def fault(library: Path, folder: Path) -> str:
 
 
 def load(ggml: ctypes.CDLL, folder: Path) -> None:
-    """Give ggml the add-on's backend; those that have no device here, or cannot be loaded, are
-    passed over.
-    """
+    """Give ggml the add-on's backend; one without a device, or that fails, is passed over."""
     load_one = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(("ggml_backend_load", ggml))
     count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_dev_count", ggml))
     for module, library in installed():

@@ -12,7 +12,5 @@ SCALES = {
     "q4_0": 1,
     "iq4_nl": 1,
 }
-"""Name -> float16 numbers that each block of a quantised type begins with; the rest may be any
-bits. 0: there are no blocks.
-"""
+"""Name -> halves at the front of a quantised block, behind which any bits may stand."""
 CACHE_TYPES = tuple(SCALES)

@@ -14,9 +14,7 @@ N_UBATCH = 512
 """Tokens of a prompt that are computed at once, as in llama.cpp."""
 
 CTX_STEP = 256
-"""llama.cpp rounds a context up to a multiple of so many tokens; the bindings' own arrays must be
-as long.
-"""
+"""llama.cpp rounds contexts up to a multiple of it; the bindings' own arrays must be as long."""
 
 
 def whole_ctx(n_tokens: int) -> int:

@@ -29,9 +29,7 @@ def memory_total() -> int:
 
 
 def memory_free(swap: bool = False) -> int:
-    """Bytes that a process can still get without pushing another one out; with `swap` what lies
-    there as well.
-    """
+    """Bytes that a process can get without pushing another one out; swap: what lies there, too."""
     free = _read("virtual_memory").available + (_read("swap_memory").free if swap else 0)
     return int(
         min([free, *(max(limit - used, 0) for limit, used in map(_limit, _groups()) if limit)])
@@ -69,9 +67,7 @@ def _groups() -> list[tuple[Path, ...]]:
 
 
 def _limit(files: tuple[Path, ...]) -> tuple[int, int]:
-    """Bytes a group may use and uses, (0, 0) where there is no limit. Cached files do not
-    count: they give way.
-    """
+    """Bytes a group may use and uses, (0, 0) without a limit. Cached files do not count."""
     try:
         limit, used = (int(file.read_text()) for file in files[:2])
         details = dict(line.split() for line in files[2].read_text().splitlines())

@@ -24,9 +24,7 @@ OF_HEAD = 2
 
 
 def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T]:
-    """[function(0), .. function(n_heads - 1)], in threads if heads of `n_rows` rows are worth
-    it.
-    """
+    """[function(0), .. function(n_heads - 1)], in threads if heads of n_rows rows are worth it."""
     if n_rows < MANY or n_heads < 2:
         return [function(k) for k in range(n_heads)]
     return list(_pool(min(8, os.cpu_count() or 1)).map(function, range(n_heads)))
@@ -72,9 +70,7 @@ def _blas() -> Any:
 
 
 def _take_over() -> None:
-    """threadpoolctl lets only the thread that came first change the number; here it is whoever
-    holds the lock.
-    """
+    """threadpoolctl lets only the first thread change the number; here the lock's holder may."""
     from threadpoolctl import OpenBLASController
 
     if hasattr(OpenBLASController, "clear_controlling_thread"):

@@ -8,9 +8,7 @@ del _CONTROL[ord("\n")], _CONTROL[ord("\t")]
 
 
 def encodable(text: str) -> str:
-    """`text` with a replacement mark for what came in as bytes that are no UTF-8 (from the command
-    line).
-    """
+    """`text` with a replacement mark for bytes of the command line that are no UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

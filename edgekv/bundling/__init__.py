@@ -1,6 +1,4 @@
-"""What PyInstaller has to know of edgekv: it asks for the folder of the hook by the entry point
-`pyinstaller40`.
-"""
+"""What PyInstaller asks by the entry point `pyinstaller40`: the folder of the hook."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Drafts of one answer by a smaller model, or by a model's own heads: how long they are, and when
-there is none.
-"""
+"""Drafts of one answer by a smaller model or a model's own heads, and how long they are."""
 
 from __future__ import annotations
 

@@ -97,9 +97,7 @@ def _text(message: Message) -> str:
 
 
 def with_instructions(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Tools in the system message, and calls and their results as text, as Hermes' models write
-    them.
-    """
+    """Tools in the system message, and calls and results as text, as Hermes' models write them."""
     text = _instructions(tools)
     first, rest = {"role": "system", "content": text}, list(messages)
     if rest and rest[0]["role"] in ("system", "developer"):

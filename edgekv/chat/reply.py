@@ -70,9 +70,7 @@ class Reply:
     def __init__(self, syntax: Syntax) -> None:
         self._names, self._is_one_call = syntax.names, syntax.is_one_call
         self.is_over = False
-        """A second call has begun where one is allowed: llama.cpp's grammars of some formats let
-        it through.
-        """
+        """A second call has begun where one is allowed: some grammars let it through."""
         self._parser = native.Parser(syntax.parser) if syntax.parser else None
         self._written = ""
         self.message = Answer()

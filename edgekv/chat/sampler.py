@@ -96,9 +96,7 @@ class Sampler:
         self._native.close()
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Those of a token, [n_vocab], usually of the last one; they change with the next one that
-        is read.
-        """
+        """Those of a token, [n_vocab], usually the last one; they change when one is read."""
         return self._llm.logits(index)
 
     def draw(self, logits: NDArray[np.float32] | None = None) -> int:
@@ -110,7 +108,5 @@ class Sampler:
         return self._native.draw(self.logits() if logits is None else logits)
 
     def candidates(self, n: int) -> list[tuple[int, float]]:
-        """The n likeliest tokens that the last draw chose among, with their probabilities; fewer
-        where the samplers left fewer.
-        """
+        """The n likeliest tokens that the last draw chose among, n at most, with probabilities."""
         return [(token, p) for token, p in self._native.candidates(n) if p > 0]

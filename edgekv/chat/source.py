@@ -82,9 +82,7 @@ class Source:
         return self._tokens[place]
 
     def ahead(self, place: int, n_fields: int) -> int | None:
-        """The first word of a field so many behind that of a place; 0: the next word of its own.
-        None: there is none.
-        """
+        """The first word of the n-th field behind a place's; 0: the next word of its own."""
         if n_fields == 0:
             place += 1
             return place if place < len(self._begins) and not self._begins[place] else None

@@ -72,9 +72,7 @@ class Specials:
         return content
 
     def tokens_of(self, prompt: str) -> list[int]:
-        """Tokens of a prompt of marked messages. A beginning-of-text token that the template writes
-        is not doubled.
-        """
+        """Tokens of a prompt of marked messages, with one beginning-of-text token at most."""
         tokens: list[int] = []
         for text, is_plain in self._pieces(prompt):
             tokens += self._tokenized(text, is_plain, is_first=not tokens)

@@ -138,17 +138,13 @@ class ChatTemplate:
         return without_marks(str(self._applied(self._given(chat)[0])["prompt"]))
 
     def tokens_of(self, text: str, is_first: bool = True) -> list[int]:
-        """Tokens of a text that is no chat; control tokens in it are tokens. is_first: it begins
-        the prompt.
-        """
+        """Tokens of a text that is no chat, control tokens too. is_first: it begins the prompt."""
         data = encoded(text)
         self._check_size(data)
         return self._llm.tokenize(data, add_bos=is_first, special=True)
 
     def _given(self, chat: Chat) -> tuple[Chat, list[str]]:
-        """The chat with messages and tools as llama.cpp takes them, and its texts that are
-        compressed by themselves.
-        """
+        """The chat as llama.cpp takes it, and its texts that are compressed by themselves."""
         plain, texts = parts.joined(messages.given(chat.messages))
         if not chat.parses_specials:
             plain = self.specials.marked(plain)
@@ -266,9 +262,7 @@ class ChatTemplate:
         )
 
     def plain_syntax(self, schema: Any, grammar: str) -> Syntax:
-        """Of an answer that is a text, JSON of a schema, or what a grammar allows. Raises BadInput
-        for those that cannot be used.
-        """
+        """Of a text, JSON of a schema, or what a grammar allows. Raises BadInput."""
         if schema is not None:
             prepared = _exactly(schema)
             grammar = schemas.finished(native.grammar_of(prepared.schema), prepared.rules)
@@ -375,9 +369,7 @@ class ChatTemplate:
 
 
 def _without_text(root: re.Match[str]) -> str:
-    """A grammar's root without the text that llama.cpp lets a model write before a call that it has
-    to make: some write for ever.
-    """
+    """A grammar's root without text before a call that has to be made: some write for ever."""
     kept, depth = "", 0
     for piece in PIECES.findall(root.group()):
         if not piece.startswith('"'):

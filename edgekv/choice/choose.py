@@ -119,9 +119,7 @@ def _with_shares(preset: Preset, text: str, profiles: Profiles) -> Preset:
 
 
 def _with_maps(preset: Preset, profiles: Profiles) -> Preset:
-    """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of
-    any that has them.
-    """
+    """`preset` with the maps of kvzap: of the profile that was named, or else of any with maps."""
     assert isinstance(preset.score, KVzap)
     found = profiles.find(predicts=True)
     if found is None and profiles.wish not in (None, NONE):
@@ -136,9 +134,7 @@ def _with_maps(preset: Preset, profiles: Profiles) -> Preset:
 
 
 def learns(text: str) -> bool:
-    """Whether the profile that first use makes would serve `text`: auto, or budgets from any
-    profile.
-    """
+    """Whether the profile of a first use would serve `text`: auto, or budgets of any profile."""
     if wants_predictions(text):
         return True
     budget = methods.get(text).budget

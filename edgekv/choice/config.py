@@ -22,9 +22,7 @@ MOST = 2**31 - 1
 """The largest number of tokens that llama.cpp can count."""
 
 Check = Callable[[Any, str], Any]
-"""(value from Python or from the command line, its name in messages) -> value to use; raises
-BadInput.
-"""
+"""(value from Python or the command line, its name in messages) -> value; raises BadInput."""
 
 
 @dataclass(frozen=True)
@@ -310,9 +308,7 @@ class KVConfig:
 
     @property
     def table(self) -> Any:
-        """The table in `budget`, int32 [n_layer, n_head_kv]; None if it is a number or not
-        given.
-        """
+        """The table in `budget`, int32 [n_layer, n_head_kv]; None if it is no table."""
         return None if isinstance(self.budget, (int, type(None))) else self.budget
 
     @property

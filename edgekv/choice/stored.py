@@ -39,9 +39,7 @@ def picked(
 
 
 def stored_as(path: str, shape: dict[str, Any], method: str, ratio: float) -> str:
-    """The cache type of a compressed cache where nobody names one: as in q8_0, or where K and V
-    differ as in q8_0/q5_1.
-    """
+    """The cache type where nobody names one: q8_0, or where K and V differ q8_0/q5_1."""
     if method != AUTO or not fits(shape):
         return "f16"
     type_k, type_v = best(shape, choose(AUTO, path, ratio=ratio).types)

@@ -86,9 +86,7 @@ def command(
 
 
 def ending(sampling: SamplingOptions) -> SamplingOptions:
-    """`sampling` with an end to each reply, unless the user gave a limit or none: nobody is there
-    who stops a model that repeats itself.
-    """
+    """`sampling` with an end to each reply, unless the user said it: nobody is there to stop it."""
     source = click.get_current_context().get_parameter_source("predict")
     is_usual = getattr(source, "name", "") == "DEFAULT"
     return replace(sampling, predict=PIPED_MAX) if is_usual else sampling
@@ -171,9 +169,7 @@ def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
 
 
 def answer(conversation: Conversation, line: str, typed: bool) -> None:
-    """Carries out a command, or asks the model. Raises Quit, and EdgeKVError with the conversation
-    as it was.
-    """
+    """Carries out a command, or asks the model. Raises Quit, and EdgeKVError: all is as before."""
     if line.startswith("/"):
         reply = slash.run(conversation, line)
     else:
@@ -183,9 +179,7 @@ def answer(conversation: Conversation, line: str, typed: bool) -> None:
 
 
 def take_turn(conversation: Conversation, reply: Iterator[Piece], typed: bool) -> None:
-    """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat
-    was interrupted.
-    """
+    """Prints the reply as it comes, then the status line. Raises EdgeKVError, and Abort."""
     conversation.is_stopped = False  # a Ctrl-C that came too late for an earlier turn
     terminal.show(conversation.llm, reply, conversation.stop, typed)
     stream, stats = conversation.stream, conversation.llm.kv_stats()

@@ -261,9 +261,7 @@ def planner_of_draft(model: str, wanted: FitOptions, on_gpu: bool) -> Iterator[P
 
 
 def planned_words(cache: dict[str, Any], names: Collection[str]) -> Iterator[str]:
-    """What a command line says of some options, without switches: a point knows whether it has
-    them.
-    """
+    """What a command line says of some options, but for switches, which a point knows."""
     for name in (x for x in PLANNED if x in names):
         value, usual = cache[f"kv_{name}"], KVConfig.__dataclass_fields__[name].default
         if value != usual and type(value) is not bool:
@@ -296,9 +294,7 @@ class Device:
 
     @staticmethod
     def of(name: str | None, devices: list[dict[str, Any]]) -> Device:
-        """The device of that name, or the first that is no CPU. Raises BadInput if there is none of
-        that name.
-        """
+        """The device of that name, or the first that is no CPU. Raises BadInput for none."""
         from edgekv.base.machine import memory_free, memory_total
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]

@@ -33,9 +33,7 @@ PATIENCE_S = 60.0
 
 
 class Judge:
-    """Asks a process that is started when it is first needed, and again if it ended. Use as a
-    context manager.
-    """
+    """A process that is asked, started when it is needed or has ended. A context manager."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None

@@ -1,6 +1,4 @@
-"""From options to a loaded model: the only place where commands meet the engine, and where tests
-put a fake.
-"""
+"""From options to a loaded model: where alone commands meet the engine, and tests put a fake."""
 
 from __future__ import annotations
 
@@ -173,9 +171,7 @@ def sampling_arguments(llm: Llama, sampling: SamplingOptions) -> dict[str, Any]:
 
 
 def count_threads(wish: int | None) -> int:
-    """Threads for `-t wish`: 0 and less are all processors, None the physical cores, as in
-    llama.cpp.
-    """
+    """Threads for `-t wish`: 0 and less are all processors, None the physical cores."""
     if wish is not None and wish > 0:
         return wish
     processors = _processors()

@@ -1,6 +1,4 @@
-"""What the commands that make profiles share: their options, and how they record and show what they
-do.
-"""
+"""What commands that make profiles share: options, and how they record and show their work."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ class Source:
         return path
 
     def arguments(self, path: str) -> dict[str, Any]:
-        """Keyword arguments of `Llama` for the file. Raises BadInput for a buffer type that there
-        is not.
-        """
+        """Keyword arguments of `Llama` for the file. Raises BadInput for no such buffer type."""
         from edgekv.commands.load import count_threads
 
         n = count_threads(self.threads)

@@ -30,9 +30,7 @@ def cache_parts(stats: KVStats) -> list[str]:
 
 
 def share_line(stats: KVStats) -> str:
-    """`share` of a conversation that has begun. A few tokens take more than in a full f16 cache,
-    with the room for the next ones.
-    """
+    """`share` of a conversation that has begun: a few tokens take room for the next ones, too."""
     full = stats.n_bytes_full
     return share(stats.n_bytes, full) if full else f"{mib(stats.n_bytes)} MiB"
 

@@ -165,9 +165,7 @@ def piped_in(is_asked: bool) -> bytes:
 
 
 def no_prompt(model: str, pack: str | None) -> BadInput:
-    """What to say about a missing prompt. Raises BadInput if there is no such model either: it may
-    be the prompt.
-    """
+    """What to say about a missing prompt. Raises BadInput if there is no such model either."""
     from edgekv.models import names
 
     try:

@@ -342,9 +342,7 @@ def _say(server: Server, options: ServeOptions, listening: socket.socket, llm: L
 
 
 def _beside(server: Server, later: Later) -> Callable[[], None]:
-    """What is called now and then: `later` works while nobody waits for an answer, and the server
-    goes by what it has found.
-    """
+    """What is called now and then: `later` works while nobody waits, and what it found is used."""
     renewing: Future[None] | None = None
     has_said = False
 

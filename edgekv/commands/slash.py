@@ -1,6 +1,4 @@
-"""The commands inside a chat: one function each, found by its name. What they print goes to
-standard error.
-"""
+"""The commands inside a chat: one function each, found by name. They write to standard error."""
 
 from __future__ import annotations
 
@@ -201,9 +199,7 @@ def needed(rest: str, usage: str) -> str:
 
 
 def check_room(conversation: Conversation, path: str, text: str) -> int:
-    """Tokens of the text. Raises BadInput if they cannot fit beside what the context holds and what
-    waits already.
-    """
+    """Tokens of the text. Raises BadInput if they do not fit beside what is there and waits."""
     llm = conversation.llm
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
     n_waiting = sum(x.n_tokens for x in conversation.documents if not x.is_read)
@@ -219,9 +215,7 @@ def check_room(conversation: Conversation, path: str, text: str) -> int:
 
 
 def split_path(rest: str) -> tuple[str, str]:
-    """'PATH question' in its two parts. A path with blanks stands in quotes, unless it is all there
-    is.
-    """
+    """'PATH question' in its two parts. A path with blanks is quoted, unless it is all there is."""
     if rest[0] in "'\"" and rest.find(rest[0], 1) > 0:
         path, _, question = rest[1:].partition(rest[0])
         return path, question.strip()

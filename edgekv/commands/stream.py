@@ -1,6 +1,4 @@
-"""A streamed completion: its text piece by piece, what it cost, and how it is stopped. Knows no
-terminal.
-"""
+"""A streamed completion: its text piece by piece, its cost, and how it stops. Knows no terminal."""
 
 from __future__ import annotations
 

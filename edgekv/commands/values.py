@@ -60,9 +60,7 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Click callback: a number of layers; -1 for 'auto' and 'all' (with no GPU in the build it
-    changes nothing).
-    """
+    """Click callback: a number of layers; -1 for 'auto' and 'all'."""
     if value in ("auto", "all"):
         return -1
     try:
@@ -79,9 +77,7 @@ def switch(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def predict(ctx: click.Context, param: click.Parameter, value: int) -> int:
-    """Click callback: tokens to write; -1 (and llama.cpp's -2) until the end or until the context
-    is full.
-    """
+    """Click callback: tokens to write; -1 and -2: until the end, or until the context is full."""
     if value < -2 or value == 0:
         raise click.BadParameter("give a number of tokens, or -1 for no limit", ctx, param)
     return value

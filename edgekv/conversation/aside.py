@@ -11,9 +11,7 @@ from edgekv.native import Place
 
 
 def can_wait(llm: Holder) -> bool:
-    """Whether a prompt is being read that `aside` can set aside. llama.cpp's own cache, and rows on
-    a device, would have to be copied.
-    """
+    """Whether a prompt is read that can be set aside: other rows would have to be copied."""
     kv = llm.engine
     return (
         kv is not None and kv.turn.reading is not None and not kv.offloaded and not llm.keeps_logits

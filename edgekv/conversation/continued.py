@@ -1,6 +1,4 @@
-"""A prompt that goes on from a conversation: the same text may be cut into other tokens than the
-model wrote.
-"""
+"""A prompt that goes on from a conversation in other tokens than the model wrote."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Who may use a model: one thread at a time, nobody from inside a callback, nobody once it is
-closed.
-"""
+"""Who may use a model: one thread at a time, no callback, nobody once it is closed."""
 
 from __future__ import annotations
 

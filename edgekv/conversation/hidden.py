@@ -9,9 +9,7 @@ from edgekv.native.mtp import WINDOW
 
 
 class HiddenStates:
-    """Those of a conversation's last tokens, up to WINDOW. begin: the first one's position;
-    rows: float32 [n_embd] each.
-    """
+    """Those of the last tokens, to WINDOW. begin: the first position; rows: f32 [n_embd]."""
 
     def __init__(self) -> None:
         self.begin = 0
@@ -38,8 +36,6 @@ class HiddenStates:
         return other
 
     def between(self, begin: int, end: int) -> NDArray[np.float32] | None:
-        """float32 [end - begin, n_embd] of the tokens at these positions; None where one of them
-        is missing.
-        """
+        """float32 [end - begin, n_embd] of tokens at these positions; None if one is missing."""
         found = self.rows[max(begin - self.begin, 0) : max(end - self.begin, 0)]
         return np.stack(found) if found and len(found) == end - begin else None

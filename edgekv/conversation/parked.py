@@ -1,6 +1,4 @@
-"""A conversation out of its context: how far it can be taken back, where it waits, and the way back
-into the context.
-"""
+"""A conversation out of its context: how far it goes back, where it waits, and its way back in."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Reach:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A conversation that waits as its bytes: of llama.cpp's own cache, of one on a device, and of
-    beginnings.
-    """
+    """A conversation that waits as bytes: of llama.cpp's own cache, of a device, of beginnings."""
 
     taken: State
     reach: Reach
@@ -84,9 +80,7 @@ class Copy:
 
 @dataclass(frozen=True, eq=False)
 class Aside:
-    """A conversation that waits itself: the store's rows, as they were, beside their context. See
-    `Copy`.
-    """
+    """A conversation that waits itself: the store's rows beside their context. See `Copy`."""
 
     place: Place
     tokens: NDArray[np.int32]

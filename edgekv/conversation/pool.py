@@ -34,9 +34,7 @@ Result = TypeVar("Result")
 CACHE_RAM, CACHE_DISK = 8 << 30, 16 << 30
 """Bytes, where nothing is said."""
 FEW = 16
-"""Tokens that are read again rather than kept: so few differ where a reply is cut into other tokens
-than the model wrote.
-"""
+"""Tokens that are read again rather than kept: a reply may be cut into other tokens."""
 SEVERAL = "it is of several settings"
 N_BOUNDARIES, N_BOUNDARIES_MOST = 8, 32
 """States that are kept of one conversation's beginnings: in any case, and where together they take
@@ -99,9 +97,7 @@ class Conversations:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory that waiting conversations and beginnings take; at most cache_ram, but
-        for what is held.
-        """
+        """Bytes of memory that what waits takes; at most cache_ram, but for what is held."""
         return sum(entry.n_bytes for entry in self._waiting)
 
     @property
@@ -274,9 +270,7 @@ class Conversations:
             return self._best(prompt, None).n if len(prompt) else 0
 
     def tokens(self) -> list[NDArray[np.int32]]:
-        """int32 [n] of each conversation and beginning that a prompt may go on from, the one used
-        last first.
-        """
+        """int32 [n] of each conversation and beginning to go on from, the one used last first."""
         with self._llm.guard.use():
             self._look()
             known = [x for x in self._known if x.settings == self._key()]
@@ -341,9 +335,7 @@ class Conversations:
         return stays or is_another or n_lost > min(FEW, n_have)
 
     def _take_back(self, n: int) -> bool:
-        """Take the current conversation back to its first n tokens. If that cannot be, it is
-        empty.
-        """
+        """Go back to the current conversation's first n tokens; where that fails it is empty."""
         llm = self._llm
         if llm.back_to(n):
             return True
@@ -419,9 +411,7 @@ class Conversations:
     # ---- while a prompt is read
 
     def can_wait(self) -> bool:
-        """Whether a prompt is being read that `meanwhile` can set aside: not with an uncompressed
-        cache, or rows on a device.
-        """
+        """Whether a prompt is read that `meanwhile` can set aside: compressed, on the CPU."""
         return can_wait(self._llm)
 
     @contextmanager

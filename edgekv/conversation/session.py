@@ -181,9 +181,7 @@ def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
 
 
 def read(llm: Holder, path: str | Path) -> state.State:
-    """The conversation in a file without its archive, whatever `llm` holds. Raises BadInput as
-    `load`.
-    """
+    """The conversation in a file without its archive, whatever `llm` holds. Raises as `load`."""
     with files.opened(path) as f:
         return _read(llm, f, str(path), archives=False)[1]
 
@@ -440,9 +438,7 @@ def _body(
 def _archive(
     llm: Holder, reader: _Reader, its: dict[str, Any], is_wanted: bool
 ) -> native.Archive | None:
-    """The archive in a file; None where `llm` has none, and where there is no room for it: the
-    conversation goes on without.
-    """
+    """The archive in a file; None, and the conversation goes on, if `llm` can have none."""
     end, archive = reader.left - its["n_bytes"], None
     try:
         if is_wanted and llm.engine and llm.engine.settings.archive_folder is not None:

@@ -1,6 +1,4 @@
-"""Conversations in a folder: one file each, in the form of `edgekv.conversation.session`, bounded
-together in size.
-"""
+"""Conversations in a folder: files of `edgekv.conversation.session`, bounded together in size."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class Shelf:
             raise BadInput(f"'{folder}' cannot be made a folder ({why}); name another") from None
 
     def entries(self, llm: Holder, losses: Losses) -> Iterator[Entry]:
-        """What an earlier process left for this model and these settings. losses: are told of the
-        other files, which stay.
-        """
+        """What an earlier process left for this model and settings. losses: hear of the others."""
         settings, base = settings_of(llm), base_of(llm)
         self._look()
         for path, file in list(self._files.items()):

@@ -53,9 +53,7 @@ def take(llm: Holder) -> State:
 
 
 def data_of(llm: Holder) -> Any:
-    """llama.cpp's state of sequence 0, a ctypes array of bytes. Raises EdgeKVError if there is
-    none.
-    """
+    """llama.cpp's state of sequence 0, a ctypes array of bytes. Raises EdgeKVError."""
     ctx = llm.ctx
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):

@@ -127,9 +127,7 @@ class Entry:
         return self.mark if 0 < self.mark <= shared else 0
 
     def begin_of(self, tokens: NDArray[np.int32]) -> int | None:
-        """Where this prompt was read from, if it is one of its last, and can be read again from
-        there.
-        """
+        """Where this prompt was read from, if it is one of its last and can be read again."""
         begin = self.turns.get(len(tokens))
         if begin is None or n_shared(tokens, self.tokens) < len(tokens) - 1:
             return None

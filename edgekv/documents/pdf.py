@@ -48,9 +48,7 @@ def text_of(data: bytes, what: str) -> str:
 
 
 class _Reading(threading.Thread):
-    """Reads a PDF. One page can take for ever, so whoever waits is another thread, which may give
-    up at any time.
-    """
+    """Reads a PDF. A page can take for ever, so another thread waits, and may give up."""
 
     def __init__(self, data: bytes, what: str) -> None:
         super().__init__(name="pdf", daemon=True)

@@ -58,9 +58,7 @@ class Engine:
         assert store is not None, "the context was created within native.next_context(True)"
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.offloaded = False
-        """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they
-        are asked to, or may be.
-        """
+        """Rows lie in another memory than the CPU's; inputs never do, hidden states may."""
         self.recurs = store.memory().bytes_recurrent > 0
         """Some layers are recurrent."""
         self.can_cut = True
@@ -135,9 +133,7 @@ class Engine:
             self.turn.lost_archive = True
 
     def _prefill(self, tokens: Sequence[int], progress: Progress | None, recent: bool) -> None:
-        """Read the prompt and keep what its plan leaves of it: the conversation is then what it
-        left.
-        """
+        """Read the prompt and keep what its plan leaves of it, which is then the conversation."""
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         need = None if recent else self._check_room(observer, plan)
         hidden = need.way if need else definite(self.settings.hidden)
@@ -325,9 +321,7 @@ class Engine:
         return max(min(info.n_alike, self.n_to_append()), 1)
 
     def n_to_append(self) -> int:
-        """Tokens that may be appended before the recent buffer has to be compressed, or before
-        `mark_recent` has something to do.
-        """
+        """Tokens to append before the recent buffer is compressed, or `mark_recent` acts."""
         info, s = self.store.memory(), self.settings
         if not s.compresses or self._has_room(info.bytes_now):
             return MANY
@@ -336,9 +330,7 @@ class Engine:
         return (most if is_marked else self._marked_at(info)) - info.n_past
 
     def _marked_at(self, info: native.MemoryInfo) -> int:
-        """Tokens behind which a mark is wanted, so that it is a window before the recent buffer is
-        full.
-        """
+        """Tokens behind which a mark is wanted: a window before the recent buffer is full."""
         s = self.settings
         return self._recent_begin(info) + max(s.tail, s.window) - s.window
 
@@ -389,9 +381,7 @@ class Engine:
             raise
 
     def _append(self, tokens: list[int]) -> None:
-        """Put tokens behind the store without compressing: what `compress_recent` took back, when
-        reading it again failed.
-        """
+        """Put tokens that `compress_recent` took back behind the store, without compressing."""
         lib = native.llama_cpp
         step = min(lib.llama_n_batch(self.ctx), len(tokens))
         for i in range(0, len(tokens), step):
@@ -436,9 +426,7 @@ class Engine:
         return [il for il, info in enumerate(self.store.layers) if info.selects]
 
     def bytes_full(self, n_tokens: int) -> int:
-        """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their
-        window.
-        """
+        """Of a full f16 cache for that many tokens; of sliding-window layers for their window."""
         return f16_full_bytes(self.store.layers, n_tokens)
 
     @property
@@ -448,9 +436,7 @@ class Engine:
 
     @property
     def index_bits(self) -> int:
-        """Of the index by which tokens are recalled, for each 64 values of a key: by the ratio with
-        which archives began.
-        """
+        """Bits of the recall index for each 64 values of a key: by the archive's first ratio."""
         return self._index_bits or bits_for(min(self.settings.ratio, 1.0))
 
     def index_bytes(self, n_tokens: int) -> int:
@@ -497,9 +483,7 @@ class Engine:
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
     def prompt_bytes(self, observer: QueryObserver, plan: Plan) -> PromptBytes:
-        """The bytes that a prompt is going to take, on top of what the process has, and by which
-        way.
-        """
+        """What a prompt is going to take, on top of what the process has, and by which way."""
         wish = self.settings.hidden
         if not self.can_cut:
             wish = WHOLE
@@ -541,17 +525,13 @@ class Engine:
         )
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:
-        """What reading the prompt takes. Raises BadInput if the machine certainly has not the
-        memory.
-        """
+        """What reading the prompt takes. Raises BadInput if the machine has not the memory."""
         need = self.prompt_bytes(observer, plan)
         check_prompt(need, plan.n_tokens, self.offloaded)
         return need
 
     def _start_merge(self) -> Folding | None:
-        """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves
-        no trace.
-        """
+        """A copy of what the merge remembers: a prompt that is cancelled leaves no trace."""
         merge = self.settings.preset.merge
         if not isinstance(merge, D2O):
             return None
@@ -587,9 +567,7 @@ def _fold(
     n_rows: NDArray[np.int32],
     keep: list[NDArray[np.int32]],
 ) -> None:
-    """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to
-    lose into the rows `keep`.
-    """
+    """merge: heads of n_rows [n_head_kv] rows fold what they will lose into the rows `keep`."""
     if folding is None:
         return
     for k, rows in enumerate(keep):

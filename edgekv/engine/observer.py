@@ -70,9 +70,7 @@ class QueryObserver:
         )
 
     def layer_stats(self, store: native.Store, p: native.Prefill, first: int = 0) -> LayerStats:
-        """What a score may know of the layer in work; first: number of this object's first range
-        in p.
-        """
+        """What a score may know of the layer in work; first: this object's first range in p."""
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         begin = store.memory().n_past

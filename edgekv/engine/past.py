@@ -14,9 +14,7 @@ from edgekv.methods.query_moments import PackedMoments
 
 @dataclass
 class Past:
-    """What the engine knows of a conversation besides the store. Arrays in it are never written
-    to.
-    """
+    """What the engine knows of a conversation besides the store. Arrays are never written to."""
 
     compressed_at: int = 0
     """Tokens seen when the recent buffer was compressed last."""

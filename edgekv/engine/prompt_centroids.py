@@ -39,9 +39,7 @@ class PromptCentroids:
         window: int,
         aside: bool,
     ) -> None:
-        """moments: by layer, queries of an earlier prompt before RoPE; aside: the rows lie on a
-        device.
-        """
+        """moments: by layer, an earlier prompt's queries before RoPE; aside: rows on a device."""
         self._merge, self._sink, self._window = merge, sink, window
         self.moments = dict(moments)
         self._found: dict[int, list[HeadCentroids] | Future[list[HeadCentroids]]] = {}
@@ -99,9 +97,7 @@ class PromptCentroids:
                 self._found[il] = found.result()
 
     def end(self, store: native.Store) -> None:
-        """The prompt is the conversation now: the rows become what was made. What a layer lost
-        since then is not in it.
-        """
+        """The prompt is the conversation: rows become what was made, whatever was lost since."""
         self._wait()
         for il, found in self._found.items():
             assert not isinstance(found, Future)

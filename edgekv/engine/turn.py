@@ -14,9 +14,7 @@ from edgekv.engine.past import Past
 
 @dataclass
 class EngineTurn:
-    """One conversation and its last prompt. `Engine` has one at a time; a conversation that waits
-    takes its own along, as a whole.
-    """
+    """A conversation and its last prompt; one that waits takes its own along, as a whole."""
 
     past: Past
     clock: StageClock = field(default_factory=StageClock)

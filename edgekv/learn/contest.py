@@ -86,9 +86,7 @@ ROOM = 512
 
 @dataclass(frozen=True)
 class ContestText:
-    """Tokens of a text to compress, and those to feed behind it: its continuation, n_next of them,
-    and questions with answers.
-    """
+    """Tokens to compress, and to feed behind: n_next of the continuation, questions, answers."""
 
     read: tuple[int, ...]
     fed: tuple[int, ...]
@@ -128,9 +126,7 @@ def cost(llm: Llama) -> int:
 
 
 def judged(llm: Llama, profile: Profile, path: Path, progress: Progress | None = None) -> Profile:
-    """The profile, which is in the file `path`, with the winners of a contest; as it is where it
-    has no maps.
-    """
+    """The profile in the file `path` with the winners of a contest; without maps as it is."""
     if profile.surrogate is None:
         return profile
     return replace(profile, contest=hold(llm, str(path), progress))

@@ -8,9 +8,7 @@ import sys
 
 
 def main() -> None:
-    """ARGUMENTS: of `edgekv.learn.probe_profile.cache`, as JSON. The terminal's Ctrl-C is for
-    the chat.
-    """
+    """ARGUMENTS: of `edgekv.learn.probe_profile.cache`, as JSON. Ctrl-C is for the chat."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from edgekv.learn import probe_profile
 

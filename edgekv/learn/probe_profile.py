@@ -58,9 +58,7 @@ def texts() -> list[str]:
 
 
 def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
-    """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers,
-    ...).
-    """
+    """A model whose context fits `make`. options: of `llama_cpp.Llama`."""
     # the text, and the pieces with their instructions; or a text of the contest
     n_ctx = max(2 * n_tokens + 128 * -(-n_tokens // probe.PIECE), contest.n_ctx())
     options = {"verbose": False, **options}
@@ -191,9 +189,7 @@ def cache(
 
 
 def _without_contest(target: Path, path: str, calibration: str) -> Profile | None:
-    """The profile of a first use that was stopped before its contest ended; None if there is
-    none.
-    """
+    """The profile of a first use that was stopped before its contest ended, if there is one."""
     try:
         found = read(target)
         found.check(identify(path))
@@ -249,9 +245,7 @@ def measure(
 
 
 def pairs_of(llm: Llama) -> str:
-    """Which values of a key RoPE turns together in this model, one of
-    `edgekv.methods.kvzap.PAIRS`.
-    """
+    """Which values of a key RoPE turns together, one of `edgekv.methods.kvzap.PAIRS`."""
     return PAIRS[
         llama_cpp.llama_model_rope_type(llm.model)
         not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)
@@ -259,9 +253,7 @@ def pairs_of(llm: Llama) -> str:
 
 
 def heads_alike(store: Store, model: Identity) -> bool:
-    """Whether all heads that take part have the size that the model's file names: the maps of kvzap
-    are one table.
-    """
+    """Whether heads that take part are as large as the file says: kvzap's maps are one table."""
     return all(
         (info.d_k, info.d_v) == (model.d_head_k, model.d_head_v)
         for info in store.layers

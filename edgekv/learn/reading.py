@@ -50,9 +50,7 @@ class Reading:
         llm.reset()
         self._read(scored)
         self.logits: NDArray[np.float32] = llm.logits().copy()
-        """Of the text's last token: the same for every method, since attention within the text is
-        complete.
-        """
+        """Of the text's last token, for every method: attention within the text is complete."""
         self._state = state.take(llm)
 
     def compress(self, preset: Preset, settings: Settings) -> None:
@@ -150,9 +148,7 @@ class Reading:
 
 
 def _later(layer: LayerStats, preset: Preset) -> Future | None:
-    """What a summary will ask of `layer.future`, which goes with the prompt; None if it will not,
-    or cannot.
-    """
+    """What a summary will ask of `layer.future`, which goes with the prompt, if it can."""
     if not isinstance(preset.merge, CentroidMerge) or layer.future is None:
         return None
     try:
@@ -188,9 +184,7 @@ BLOCK = 32
 
 
 def written(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-    """Append tokens as if the model had written them, so that each recalls what it needs; logits
-    as of `predict`.
-    """
+    """Append tokens as if they were written, so that each recalls; logits as of `predict`."""
     for i in range(0, len(tokens), BLOCK):
         block: list[NDArray[np.float32]] = []
         for j in range(i, min(i + BLOCK, len(tokens)), 1 + MOST):

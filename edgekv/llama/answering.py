@@ -231,9 +231,7 @@ class _Sampler:
 def _bound(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a call gives a function, by name, defaults included. Raises TypeError as the call
-    does.
-    """
+    """What a call gives a function, by name, with defaults. Raises TypeError as the call does."""
     given = signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     return given.arguments

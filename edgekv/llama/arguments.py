@@ -65,9 +65,7 @@ class Arguments(CacheArguments, total=False):
 
 
 def signature(own: Callable[..., None], parents: Callable[..., None]) -> inspect.Signature:
-    """The signature of an `__init__` that takes the options of `KVConfig` and its parent's
-    arguments by `**kwargs`.
-    """
+    """Of an `__init__` that takes `KVConfig`'s options and its parent's arguments by `**kwargs`."""
     found = {
         name: one
         for name, one in inspect.signature(own).parameters.items()

@@ -30,9 +30,7 @@ class Evaluation(LoadedModel):
     """What `edgekv.Llama` does with tokens."""
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last
-        are not kept).
-        """
+        """Evaluate tokens behind the conversation, as the parent; logits are the last one's."""
         with self.guard.use():
             self._kv_stop_if_cancelled()
             is_check, self._kv_is_check = self._kv_is_check, False
@@ -113,18 +111,14 @@ class Evaluation(LoadedModel):
         return self.n_tokens, None
 
     def _kv_unread(self) -> list[int]:
-        """Tokens that are read once more with the next ones: those since the last draft, of which
-        some were wrong.
-        """
+        """Tokens to read once more: those since the last draft, of which some were wrong."""
         kept = self.turn.kept
         if kept is None or state.n_cached(self) <= self.n_tokens:
             return []
         return list(self.input_ids[kept[0] : self.n_tokens].tolist())
 
     def _kv_rewind(self) -> list[int]:
-        """Take the conversation back to before the last draft, if some of it was wrong. Returns
-        the tokens since then.
-        """
+        """Go back to before the last draft, if some of it was wrong. Returns the tokens since."""
         again, kept = self._kv_unread(), self.turn.kept
         self.turn.kept = None
         if not again or kept is None:
@@ -251,9 +245,7 @@ class Evaluation(LoadedModel):
         return [*before, *tokens]
 
     def _kv_read(self, kv: Engine, tokens: list[int], n_before: int, n_all: int) -> None:
-        """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that
-        are done, and all.
-        """
+        """Read a part of a prompt. n_before, n_all: its tokens that are done, and all."""
         if len(tokens) > self.n_batch or kv.is_prompt(len(tokens)):
             self.turn.checkpoints.save(self)
             share = len(tokens) / n_all
@@ -329,9 +321,7 @@ class Evaluation(LoadedModel):
 
 @contextmanager
 def _told_why(outcome: Callable[[], str] = lambda: AS_BEFORE) -> Iterator[None]:
-    """A `with` block that decodes: a failure becomes a StepFailed that says why, and what it
-    left.
-    """
+    """A `with` block that decodes: a failure becomes a StepFailed, with why and what it left."""
     try:
         yield
     except RuntimeError as error:

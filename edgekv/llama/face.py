@@ -21,9 +21,7 @@ from edgekv.model.adapters import Adapters
 
 
 class Face(llama_cpp.Llama):
-    """A model and the conversation that it holds; see `edgekv.conversation.holder`. Users need
-    none of these names.
-    """
+    """A model and its conversation; see `edgekv.conversation.holder`. Not for users."""
 
     engine: Engine | None
     """Drives the store; None: llama.cpp's own cache holds the conversation."""

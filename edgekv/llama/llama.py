@@ -165,9 +165,7 @@ class Llama(Answering):
                 self.guard.end_answer()
 
     def _kv_prepare(self, tokens: list[int], may_reset: bool) -> list[int]:
-        """Where a compressed conversation goes on with a prompt, and where the prompt is cut.
-        Returns its tokens.
-        """
+        """Where a compressed conversation goes on with a prompt, and is cut. Returns its tokens."""
         self.settle()
         cuts, self.turn.parts, self.turn.cuts = self.turn.parts, [], []
         if self._kv_on_prompt is not None and may_reset:

@@ -63,9 +63,7 @@ EMBEDDERS = ("llama-embed", "t5encoder")
 
 
 class LoadedModel(Face):
-    """What `edgekv.Llama` is before it reads a token: arguments, weights, a context, and an engine
-    where the context has a store.
-    """
+    """`edgekv.Llama` before it reads a token: arguments, weights, a context, maybe an engine."""
 
     # The parent's, until `close` puts `Closed` in their place.
     _model: Any
@@ -187,9 +185,7 @@ class LoadedModel(Face):
         self.draft = DraftModel(draft, self.n_vocab(), self.costs)
 
     def _kv_load_heads(self) -> None:
-        """A context for the model's own heads. Raises BadInput, and closes this one, if there can
-        be none.
-        """
+        """A context for the model's own heads. Raises BadInput, and closes this one."""
         try:
             why = why_no_mtp(self.model)
             if why:
@@ -244,9 +240,7 @@ class LoadedModel(Face):
         self._kv_few_outputs = stores and not arguments.get("logits_all")
 
     def _kv_finish(self, embedding: bool) -> None:
-        """Adapters and the engine for what the parent has loaded. Raises BadInput, and closes it,
-        if the two do not go together.
-        """
+        """Adapters and the engine for what is loaded. Raises BadInput, and closes this one."""
         try:
             self.adapters.load(self._model.model)
             self._stack.callback(self.adapters.close)
@@ -324,9 +318,7 @@ class LoadedModel(Face):
 
     @property
     def context_params(self) -> Any:
-        """The parent's, which makes them while it is created and has no argument for what is
-        changed here.
-        """
+        """The parent's, made while it is created; it has no argument for what is changed here."""
         return self._kv_context_params
 
     @context_params.setter
@@ -373,17 +365,13 @@ class LoadedModel(Face):
         return lambda *_: why or "the conversation began without it"
 
     def _kv_pick_types(self, path: str, n_gpu_layers: int) -> tuple[int, int] | None:
-        """The types that a cache with these settings gets because none was named, as ggml's
-        numbers; see `edgekv.memory.dense`.
-        """
+        """The types of a cache that was given none, as ggml's numbers (`edgekv.memory.dense`)."""
         kv, on_device = self.settings, facts.is_offloaded(n_gpu_layers)
         types = picked(path, self._kv_config.method, kv, *self._kv_types, on_device)
         return (facts.cache_types[types[0]][0], facts.cache_types[types[1]][0]) if types else None
 
     def _kv_check_kind(self, embedding: bool) -> None:
-        """Raise BadInput for a model that cannot write text; llama.cpp would end the process, or
-        give no logits.
-        """
+        """Raise BadInput for a model that writes no text, where llama.cpp would end the process."""
         model, kind = self._model.model, self.metadata.get("general.architecture")
         if llama_cpp.llama_model_has_encoder(model) and llama_cpp.llama_model_has_decoder(model):
             raise BadInput(
@@ -552,9 +540,7 @@ vars(LoadedModel)["__init__"].__signature__ = signature(
 
 
 def _check_names(arguments: dict[str, Any]) -> None:
-    """Raises UnknownArgument for a name that neither `LoadedModel` nor its parent has: the parent
-    would ignore it.
-    """
+    """Raises UnknownArgument for a name that nobody has: the parent would ignore it."""
     known = [*inspect.signature(LoadedModel).parameters]
     for name in arguments:
         if name not in known:

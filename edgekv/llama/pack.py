@@ -41,18 +41,14 @@ def said(config: KVConfig) -> dict[str, Any]:
 
 
 def config_of(its: Any) -> KVConfig:
-    """What was `said`, by this version or an earlier one. Raises ValueError or TypeError if it is
-    none.
-    """
+    """What `said` returned, here or in an earlier version. Raises ValueError or TypeError."""
     if not isinstance(its, dict) or not set(_FIRST) <= set(its) <= set(SAID):
         raise ValueError
     return KVConfig(**its)
 
 
 def taken_over(mine: KVConfig, its: dict[str, Any]) -> KVConfig:
-    """`mine` with the options that `said` returned, and an archive of one's own. Raises BadInput if
-    it cannot have.
-    """
+    """`mine` with the options that `said` returned, and one's own archive. Raises BadInput."""
     return replace(mine, **its | ({"archive": mine.archive} if mine.archive != "off" else {}))
 
 
@@ -226,9 +222,7 @@ def pack_of(note: Any, path: str) -> Pack:
 
 
 def _is_sound(pack: Pack) -> bool:
-    """Whether what was read has the types that it must have. Raises ValueError for text that is
-    none.
-    """
+    """Whether what was read has the right types. Raises ValueError for text that is none."""
     texts: list[Any] = [pack.system, pack.method, *pack.cache_types]
     numbers: list[Any] = [pack.n_tokens, pack.n_bytes, pack.n_bytes_full]
     for x in pack.documents:

@@ -16,9 +16,7 @@ DENSE = "q8_0"
 def best(
     shape: dict[str, Any], measured: tuple[str, str] | None, on_device: bool = False
 ) -> tuple[str, str]:
-    """Types for a model of this shape that fits: what was measured, if it can have that; else
-    DENSE.
-    """
+    """Types that fit a model of this shape: those measured, if it can have them; else DENSE."""
     if measured is None or on_device and measured[0] != measured[1]:
         return DENSE, DENSE
     return measured if can_have(shape, measured) else (DENSE, DENSE)

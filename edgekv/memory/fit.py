@@ -40,9 +40,7 @@ CTX_MIN = 512
 
 @dataclass(frozen=True)
 class Wish:
-    """What to fit. n_bytes: memory that may be taken (the margin is off already); types: (K, V)
-    names, the best first.
-    """
+    """What to fit. n_bytes: without the margin; types: (K, V) names, the best first."""
 
     n_bytes: int
     n_ctx: int
@@ -136,9 +134,7 @@ class Point:
 
 
 class Planner:
-    """Points of one model. on_gpu: its layers and cache are on a GPU, whose buffers are reserved in
-    full.
-    """
+    """Points of one model. on_gpu: its layers and cache are there, and buffers reserved in full."""
 
     def __init__(
         self,
@@ -205,9 +201,7 @@ class Planner:
         return found(hidden)
 
     def _n_seq_max(self, stores: bool) -> int:
-        """Of a context whose answers are given a token in one pass, as `Llama.write_together` makes
-        it; 1 where they are not.
-        """
+        """Of a context as `Llama.write_together` makes it; 1 where answers are written alone."""
         n = self.wish.parallel
         is_alone = n < 2 or self._on_gpu or not stores or not self.blueprint.rows_alike
         return 1 if is_alone else min(n, native.OUTPUTS) + 1
@@ -219,9 +213,7 @@ class Planner:
         return (self.wish.parallel - 1) * (n_bytes + recurrent) + (n_seq_max - 1) * recurrent
 
     def beside(self, n_ctx: int, ratio: float) -> int:
-        """Bytes of this model beside another one, with a cache that keeps the same share, of the
-        first type.
-        """
+        """Bytes of this model beside another one: a cache of the same share and the first type."""
         share = 1.0 if self.blueprint.why else ratio
         return self.point(n_ctx, share, self._possible_types()[0], AUTO).peak
 
@@ -312,9 +304,7 @@ class Planner:
         )
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
-        """Numbers of the cache types. Raises BadInput if a head does not fill their blocks, or if
-        they differ where V is part of K.
-        """
+        """Numbers of the cache types. Raises BadInput if this model cannot have them."""
         shape = self.blueprint.shape
         if shape["v_in_k"] and types[0] != types[1]:
             raise BadInput("this model's V is part of its K; give the same -ctk and -ctv")
@@ -327,9 +317,7 @@ class Planner:
         return cache_types[types[0]][0], cache_types[types[1]][0]
 
     def ways(self, n_ctx: int, only: tuple[str, str] | None = None) -> Iterator[Point]:
-        """Everything that may be tried at one context, what is given up least first; only: of these
-        types.
-        """
+        """What may be tried at one context, what is given up least first; only: of these types."""
         possible = self._possible_types()
         for types in [only] if only else possible:
             compress = types == possible[0] and not self.blueprint.why

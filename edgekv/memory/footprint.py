@@ -60,9 +60,7 @@ def row_bytes(kind: int, d: int) -> int:
 
 
 def tensor_bytes(layer: LayerInfo, n_rows: int) -> int:
-    """K and V of n_rows rows of a layer (its heads' rows together), and with ALiBi their tokens'
-    indices, as buffers hold them.
-    """
+    """K and V of n_rows rows of a layer, with ALiBi tokens' indices too, as buffers hold them."""
     if not layer.n_head_kv:
         return 0
     rows = max(n_rows, 1)  # a tensor has at least one row
@@ -76,9 +74,7 @@ def index_bytes(layer: LayerInfo) -> int:
 
 
 def kept_bytes(layers: Sequence[LayerInfo], n_tokens: int, n_rows: int) -> int:
-    """K and V after a prompt of n_tokens, with n_rows of each head kept; sliding-window layers keep
-    their window.
-    """
+    """K and V after n_tokens, with n_rows of each head kept, and of sliding windows all."""
     return sum(
         tensor_bytes(
             x,
@@ -147,9 +143,7 @@ def rows_in_full(
 
 
 def asking(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
-    """The layers whose queries are kept at the same time, likewise. A layer that reads another's K
-    and V has heads like it.
-    """
+    """The layers whose queries are kept at once. One that reads another's has heads like it."""
     alone = _n_alone(layers, whole)
     together = [layers[x.reads] if x.reads >= 0 else x for x in layers[alone:]]
     shapes = {_shape(x): x for x in layers[:alone] if x.selects}

@@ -32,9 +32,7 @@ LAYER_BYTES = 256
 
 
 def reserve(layers: Sequence[LayerInfo], tail: int, window: int) -> int:
-    """Bytes of a cache that are not kept rows, at most: tails, room allocated ahead, sliding-window
-    layers.
-    """
+    """Bytes that are not kept rows, at most: tails, room allocated ahead, sliding windows."""
     n_tail = max(tail, window) + APPEND_MAX
     return sum(LAYER_BYTES + x.n_head_kv * _beside_kept(x, n_tail) for x in layers)
 

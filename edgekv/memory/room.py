@@ -15,9 +15,7 @@ from edgekv.model.header import DAMAGE, Header, file_bytes, opened
 from edgekv.model.identity import shape
 
 WORK_ROOM = 2**30
-"""Bytes of a process that prepares a model, beside its weights: its cache, and what the model
-predicts behind hundreds of tokens.
-"""
+"""Of a process that prepares a model, beside weights: its cache, and hundreds of predictions."""
 
 
 def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:

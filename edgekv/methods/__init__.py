@@ -115,9 +115,7 @@ def renamed(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _plugins() -> dict[str, Preset]:
-    """Presets of installed packages; one that cannot be loaded is left out with a line in the
-    log.
-    """
+    """Presets of installed packages; one that cannot be loaded is a line in the log."""
     found: dict[str, Preset] = {}
     for entry in entry_points(group=GROUP):
         try:

@@ -46,9 +46,7 @@ class Observe:
     source: str = "window"
     """One of `QUERY_SOURCES`; the column sums are of every token whatever the source."""
     queries: bool = False
-    """Nobody's attention: the distribution of all queries, which tells what later tokens will ask
-    (`LayerStats.future`).
-    """
+    """Nobody's attention: the distribution of all queries (`LayerStats.future`)."""
 
     def __post_init__(self) -> None:
         unknown = set(self.stats) - set(STATS)
@@ -71,9 +69,7 @@ class Observe:
         return self.source == "probe" and bool(self.observed)
 
     def asking(self, stats: tuple[str, ...]) -> Observe:
-        """The same with more statistics, for a budget, which looks at the queries that the score
-        looks at.
-        """
+        """The same with more statistics, for a budget that looks at the score's queries."""
         return replace(self, stats=self.stats + tuple(x for x in stats if x not in self.stats))
 
 
@@ -98,15 +94,11 @@ class Method(Protocol):
 
     @property
     def params(self) -> Any:
-        """The parameters' defaults: an instance of the method's own frozen dataclass, or None if it
-        has none.
-        """
+        """The defaults: an instance of the method's own frozen dataclass, or None."""
         ...
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
-        """float32 [n_head_kv, n_rows], higher = keep, -inf where a head has no row. `params` None:
-        the defaults.
-        """
+        """float32 [n_head_kv, n_rows], higher = keep, -inf: no row. `params` None: the defaults."""
         ...
 
 
@@ -122,9 +114,7 @@ class Preset:
     params: Any = None
     """Parameters of the score, None: its defaults. The budget holds its own."""
     keeps_all: bool = False
-    """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched
-    library does.
-    """
+    """Nothing is ever evicted: the prompt is read as the unpatched library does."""
     merge: D2O | CentroidMerge | None = None
     """What becomes of evicted rows; None: they are dropped."""
     query_source: str = ""
@@ -167,9 +157,7 @@ def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float3
 def by_head(
     layer: LayerStats, score: Callable[[NDArray[np.float32]], NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """Scores from the stored keys: `score` maps the keys [n, d_k] of one head to [n]; one head is
-    read at a time.
-    """
+    """Scores from the stored keys: `score` maps a head's keys [n, d_k] to [n], head by head."""
     assert layer.rows is not None, "this method reads the keys"
     out = np.full(layer.pos.shape, -np.inf, np.float32)
     for k in range(layer.n_head_kv):

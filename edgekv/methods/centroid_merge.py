@@ -72,9 +72,7 @@ class CentroidParams:
     draws: int = 64
     """Queries that are drawn for each query head."""
     recent: int = 96
-    """Last tokens that always stay, if they are no more than a fifth of the rows; --kv-window does
-    in any case.
-    """
+    """Last tokens that always stay, if a fifth of the rows at most; --kv-window in any case."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -106,9 +104,7 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class HeadCentroids:
-    """What stands in a head's rows from `first` on: keys [m, d_k] and values [m, d_v], m being 0 or
-    more.
-    """
+    """What stands in a head's rows from `first` on: keys [m, d_k] and values [m, d_v], m >= 0."""
 
     first: int
     keys: NDArray[np.float32]
@@ -141,9 +137,7 @@ class CentroidMerge:
         sink: int,
         window: int,
     ) -> list[Loss]:
-        """Of the heads of a layer, of which `keep` stays as `edgekv.methods.select.keep` orders it;
-        the others as there.
-        """
+        """Of a layer's heads, of which `keep` stays (as `edgekv.methods.select.keep` orders it)."""
         return [
             self._loss(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window)
             for k, kept in enumerate(keep)

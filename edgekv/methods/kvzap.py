@@ -55,9 +55,7 @@ class Surrogate:
 @dataclass(frozen=True)
 class KVzapParams:
     novelty: float = 0.5
-    """Weight of KeyDiff's rank beside the rank of what is predicted; 0: what is predicted alone, as
-    in the paper.
-    """
+    """Weight of KeyDiff's rank beside the prediction's; 0: the latter alone, as in the paper."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.novelty < np.inf:
@@ -129,9 +127,7 @@ def predicted_scores(
 def _together(
     predicted: NDArray[np.float32], diversity: NDArray[np.float32], novelty: np.float32
 ) -> NDArray[np.float32]:
-    """[n]. With novelty the sum of the ranks (0..1, weighted), without what is predicted, as it
-    is.
-    """
+    """[n]. With novelty the weighted sum of the ranks (0..1), without it what is predicted."""
     return predicted if novelty == 0 else rank(predicted) + novelty * rank(diversity)
 
 

@@ -67,9 +67,7 @@ class LayerStats:
     predicted_scores: PredictedScores | None = None
     """A linear map of kvzap over the rows, natively; None: from `rows`."""
     blocks: tuple[int, int] = (0, 0)
-    """Sizes of the matrices that K and V were multiplied by for a quantised cache, see
-    `edgekv.model.rotation`.
-    """
+    """Sizes of the matrices that turned K and V for a quantised cache (`edgekv.model.rotation`)."""
     future: Future | None = None
     """What later tokens will ask, if the method observes `queries`."""
 

@@ -52,9 +52,7 @@ class D2O:
 
 
 class FoldPlan(NamedTuple):
-    """What is merged into what, for one KV head. Rows are numbers of the head's rows before it is
-    evicted.
-    """
+    """What is merged into what, for one KV head, by its row numbers before it is evicted."""
 
     rows: NDArray[np.int32]
     """[n] rows that receive something, ascending."""
@@ -78,9 +76,7 @@ class Rows(Protocol):
 
 
 class Folding:
-    """The merges of one conversation: a threshold for each layer and KV head that moves from call
-    to call.
-    """
+    """The merges of one conversation: a moving threshold for each layer and KV head."""
 
     def __init__(self, beta: float) -> None:
         self.beta = beta
@@ -88,9 +84,7 @@ class Folding:
         """By layer and KV head."""
 
     def fold(self, where: Rows, il: int, head: int, n_rows: int, kept: NDArray[np.int32]) -> None:
-        """Fold what one head is going to lose into what it keeps: `kept` of its n_rows rows. To be
-        called before it is evicted.
-        """
+        """Fold what a head will lose into what it keeps: `kept` of its n_rows rows, still there."""
         lost = np.ones(n_rows, bool)
         lost[kept] = False
         gone = np.flatnonzero(lost).astype(np.int32)
@@ -104,9 +98,7 @@ class Folding:
 
 
 def threshold(cosine: NDArray[np.float32], before: float | None, beta: float) -> float:
-    """tau of a call whose evicted rows (at least one) have these cosines; before: tau of the call
-    before, None at the first.
-    """
+    """tau of a call by its evicted rows' cosines (one at least); before: the last tau, or None."""
     assert len(cosine) and 0 <= beta <= 1
     mean = float(cosine.mean(dtype=np.float64))
     return mean if before is None else beta * mean + (1 - beta) * before
@@ -115,9 +107,7 @@ def threshold(cosine: NDArray[np.float32], before: float | None, beta: float) ->
 def plan(
     sources: NDArray[np.int32], targets: NDArray[np.int32], cosine: NDArray[np.float32]
 ) -> FoldPlan:
-    """Row sources[i] is merged into row targets[i]; cosine[i] is that of their keys. All
-    [n_merged].
-    """
+    """Row sources[i] is merged into targets[i]; cosine[i]: of their keys. All [n_merged]."""
     rows, which, counts = np.unique(targets, return_inverse=True, return_counts=True)
     strength = np.exp(cosine.astype(np.float64))
     total = np.bincount(which, strength, minlength=len(rows)) + np.e

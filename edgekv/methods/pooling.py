@@ -22,9 +22,7 @@ Pool = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 def by_token(
     values: NDArray[np.float32], layer: LayerStats, pool: Pool, kernel: int, empty: float
 ) -> NDArray[np.float32]:
-    """Scores [n_head_kv, n_rows]: `pool` over `kernel` tokens around each row's token; `empty`
-    stands for tokens without a row.
-    """
+    """Scores [n_head_kv, n_rows]: `pool` over `kernel` tokens around; `empty`: without a row."""
     if (layer.pos == np.arange(layer.n_rows)).all():  # a first turn: a row for each token, in order
         return pool(values.astype(np.float32, copy=False), kernel)
     tokens = np.full((layer.n_head_kv, layer.n_seen), empty, np.float32)
@@ -35,9 +33,7 @@ def by_token(
 
 
 def max_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
-    """Maximum over `kernel` (odd) neighbours along the last axis, stride 1, same length. x is at
-    least 1 long.
-    """
+    """Maximum over `kernel` (odd) neighbours along the last, non-empty axis; same length."""
     side = kernel // 2
     out = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(side, side)], constant_values=-np.inf)
     width = 1  # out[i] covers `width` values from i on
@@ -49,9 +45,7 @@ def max_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
 
 
 def mean_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
-    """Sum over `kernel` (odd) neighbours along the last axis, zeros beyond the ends, divided by
-    `kernel`.
-    """
+    """Sum over `kernel` (odd) neighbours along the last axis, zero beyond it, over `kernel`."""
     side = kernel // 2
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(side, side)])
     return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1).mean(

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 PIECE = 2000
-"""Tokens of the prompt in one piece; with its instruction a piece stays below the native limit
-(EDGEKV_PROBE_MAX).
-"""
+"""Of the prompt in one piece; with its instruction it is below EDGEKV_PROBE_MAX."""
 FIRST = "\n\nRepeat the previous context:"
 LATER = "\n\nRepeat the part of the previous context starting with"
 LEAD = 8

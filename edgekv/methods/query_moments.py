@@ -15,15 +15,11 @@ QueryMoments = tuple[NDArray[np.float32], NDArray[np.float32]]
 are its products with them, or before RoPE. Of one head: [d_k] and [d_k, d_k].
 """
 JITTER = 1e-3
-"""Added to the variances (relative to their mean) of queries: fewer tokens than dimensions leave
-some without any.
-"""
+"""Added to the variances (relative to their mean): few tokens leave some dimensions without."""
 
 
 def root_of(cov: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The lower triangle [d, d] whose product with its transpose is a covariance [d, d] with
-    JITTER.
-    """
+    """The lower triangle L [d, d] with L L^T the covariance [d, d] with JITTER."""
     wide = cov.astype(np.float64)
     wide.flat[:: len(cov) + 1] += JITTER * np.trace(wide) / len(cov) + 1e-12
     return np.linalg.cholesky(wide).astype(np.float64, copy=False)

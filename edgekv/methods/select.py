@@ -43,9 +43,7 @@ def protect(
     sink: int = SINK,
     window: int = WINDOW,
 ) -> NDArray[np.float32]:
-    """`scores` with +inf for the rows that `keep` protects, for budgets that compare heads or
-    layers. Shapes as there.
-    """
+    """`scores` with +inf for the rows that `keep` protects, for budgets. Shapes as there."""
     safe = (pos >= 0) & ((pos < sink) | (pos >= n_seen - window))
     return np.where(safe, np.float32(np.inf), scores).astype(np.float32, copy=False)
 

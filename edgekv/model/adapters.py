@@ -51,9 +51,7 @@ def chosen(paths: Any, scales: Any) -> list[Adapter]:
 
 
 def check(path: str, model: str | None = None) -> None:
-    """Raises BadInput if a file is no LoRA adapter that can be computed with, or not one of the
-    model file `model`.
-    """
+    """Raises BadInput if a file is no LoRA adapter that can be used, or not one of `model`."""
     try:
         with opened(path) as data:
             header = Header(data)

@@ -69,9 +69,7 @@ REGISTERED = {"metal": "MTL", "hip": "ROCm"}
 
 
 def passed_over() -> list[str]:
-    """The backends that are installed and not used, and an NVIDIA driver that none uses: a line
-    each, with the reason.
-    """
+    """Backends that are not used, and an NVIDIA driver that none uses: a line each, with why."""
     llama_cpp.llama_backend_init()  # loads the backends
     lines = []
     for path in sorted(lib_dir().glob("*edgekv-ggml-*")):

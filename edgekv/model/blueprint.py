@@ -87,9 +87,7 @@ class Blueprint:
         return native.product_bytes(self._model, n_chunk, again, most)
 
     def mtp_bytes(self, n_ctx: int, ratio: float = 1.0) -> int:
-        """Of its heads, whatever the ratio: their cache and buffers, and hidden states of the last
-        tokens and of a batch.
-        """
+        """Of its heads at any ratio: cache, buffers, hidden states of last tokens and a batch."""
         with closing(MtpContext(self._model, n_ctx, 1, self._on_gpu, c_bool())) as heads:
             width = 4 * llama_cpp.llama_model_n_embd_out(self._model)
             return heads.n_bytes + width * (WINDOW + self._n_batch)

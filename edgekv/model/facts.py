@@ -1,6 +1,4 @@
-"""Facts about the build and about model files: what `edgekv info` prints and what sizes are
-computed from.
-"""
+"""Facts about the build and model files: for `edgekv info`, and to compute sizes from."""
 
 from __future__ import annotations
 
@@ -54,16 +52,12 @@ def devices() -> list[dict[str, Any]]:
 
 
 def is_offloaded(n_gpu_layers: int) -> bool:
-    """Whether weights and cache of layers go to another memory than the CPU's (some of them,
-    perhaps).
-    """
+    """Whether weights and cache of (some) layers go to another memory than the CPU's."""
     return bool(n_gpu_layers) and any(d.name.upper() != "CPU" for d in backends.devices())
 
 
 def build_info() -> dict[str, Any]:
-    """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in
-    bytes).
-    """
+    """Versions, pin, patches of the loaded library, and the backends' devices (memory in bytes)."""
     import edgekv.llama_cpp as bindings
 
     path = lib_dir() / "build-info.json"

@@ -78,9 +78,7 @@ class Loading:
         return placements(self.override_tensor, self.cpu_moe, self.n_cpu_moe)
 
     def check(self, model: str) -> None:
-        """Raises BadInput for what a model file cannot be loaded with, before anything takes
-        long.
-        """
+        """Raises BadInput for what a file cannot be loaded with, before anything takes long."""
         from edgekv.model import adapters, metadata, rpc
         from edgekv.model.placement import check_buffers
 

@@ -94,9 +94,7 @@ def n_ctx_train(overrides: Mapping[str, Value] | None) -> int:
 
 
 def _checked(key: Any, value: Any) -> Value:
-    """The value as Python has it. Raises BadInput for what has no place in llama.h's
-    llama_model_kv_override.
-    """
+    """The value in Python's type. Raises BadInput for none of llama_model_kv_override's."""
     if not isinstance(key, str) or not 0 < len(key.encode(errors="replace")) <= _BYTES_MAX:
         raise BadInput(f"an override needs a key of 1 to {_BYTES_MAX} bytes, not '{key}'")
     kind = next((kind for kind in _KINDS.values() if isinstance(value, kind)), None)

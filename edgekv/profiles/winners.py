@@ -79,9 +79,7 @@ class Winner:
 
     @property
     def recall_gain(self) -> float | None:
-        """How many times as near it came with recall, the geometric mean over both kinds of
-        tokens.
-        """
+        """How many times as near it came with recall, the geometric mean of both kinds."""
         if self.recall is None:
             return None
         return math.sqrt(self.distance.judged / max(self.recall.judged, 1e-12))
@@ -118,9 +116,7 @@ class Winners:
             raise ValueError("no contest ends like this")
 
     def at(self, ratio: float) -> Winner | None:
-        """The winner of the ratio that is nearest as a factor: half as much counts as far as
-        twice as much.
-        """
+        """The winner of the ratio that is nearest as a factor: half is as far as twice."""
         return min(self.found, key=lambda one: abs(math.log(one.ratio / ratio)), default=None)
 
     def line(self, ratio: float) -> str:

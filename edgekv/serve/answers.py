@@ -152,9 +152,7 @@ async def _first(pieces: AsyncGenerator[str, None]) -> str:
 async def respond(
     http: HttpRequest, request: Request, writer: Writer | None, said: Callable[[Reply, Done], Any]
 ) -> Response:
-    """The response to a request for one answer. writer: writes it as a stream; None: it is sent
-    whole, as what `said` makes of it.
-    """
+    """The response for one answer, by a stream's `writer`; None: whole, as `said` makes it."""
     service, client = service_of(http), client_of(http)
     if writer:
         pieces = frames(service, request, client, writer)

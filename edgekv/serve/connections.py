@@ -26,9 +26,7 @@ IDLE_S = 30.0
 
 
 def most_connections() -> int:
-    """Half of the files that may still be opened: the system hands over more before they are
-    counted.
-    """
+    """Half of the files that may still be opened: the system hands over more at once."""
     if resource is None:
         return USUAL_MOST
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,9 +44,7 @@ def _n_open(limit: int) -> int:
 
 
 def limited(n_most: int) -> type[asyncio.Protocol]:
-    """The class of connections of which there are n_most at most. One that waits for its next
-    request makes room for a new one.
-    """
+    """The class of connections, n_most at most: one that is idle makes room for a new one."""
 
     class Limited(Protocol):
         def connection_made(self, transport: Any) -> None:

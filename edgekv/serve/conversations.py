@@ -117,9 +117,7 @@ class ServerConversations(Conversations):
         return self.look(id, lambda tokens: look(self._llm, tokens.tolist(), layer))
 
     def is_short(self, prompt: Prompt, is_fresh: bool = False) -> bool:
-        """Whether at most one ubatch of a prompt has to be read. Not while another one is read,
-        unless that one waits.
-        """
+        """Whether a prompt has one ubatch to read at most; none may be read then, but wait."""
         n_ubatch, n = self._llm.context_params.n_ubatch, len(prompt.tokens)
         if n > n_ubatch and not is_fresh:
             tokens = self.settled(prompt).tokens
@@ -127,9 +125,7 @@ class ServerConversations(Conversations):
         return n <= n_ubatch
 
     def restore(self, path: str) -> int:
-        """Make the conversation of a file of `save_as` the current one. Returns how many tokens it
-        has. Raises BadInput.
-        """
+        """Make the conversation of a file the current one. Returns its tokens. Raises BadInput."""
         try:
             return self.open_file(path).n_tokens
         except BadInput as error:

@@ -28,9 +28,7 @@ _turn = threading.Lock()
 
 @router.post("/extract")
 async def extract(name: str, http: HttpRequest) -> dict[str, Any]:
-    """The text of the file that the body is, and its number of tokens. name: the file's, the end of
-    which says what it is.
-    """
+    """Text and number of tokens of the file in the body. name: its end says what it is."""
     service = service_of(http)
     reading = _started(name, await http.body())
     try:

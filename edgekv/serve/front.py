@@ -20,9 +20,7 @@ N_TEXTS = 8
 
 
 def settled(llm: Llama, conversations: Conversations, prompt: Prompt) -> Prompt:
-    """The prompt, or the same one with a kept conversation's text at its front, if more of it need
-    not be read then.
-    """
+    """The prompt, or the same with a kept conversation's text in front, if that has more."""
     front = prompt.front
     if front is None:
         return prompt

@@ -1,6 +1,4 @@
-"""One request on its way through the worker: it waits, its prompt is read, then each step writes a
-token.
-"""
+"""One request on its way through the worker: it waits, is read, then each step writes a token."""
 
 from __future__ import annotations
 
@@ -210,9 +208,7 @@ class Job:
         self.state = State.WRITING
 
     def _read_last(self, is_current: bool) -> list[int]:
-        """Read the last token, or what is missing before it too. Returns the draft that was read
-        with it.
-        """
+        """Read the last token, and what is missing before it. Returns the draft read with it."""
         self._n_decodes += 1
         if is_current:
             draft = self._draft()

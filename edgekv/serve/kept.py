@@ -40,9 +40,7 @@ def look(llm: Llama, tokens: list[int], layer: int | None) -> Kept:
 
 
 def shown(llm: Llama, kept: Kept) -> dict[str, Any]:
-    """JSON for the page: tokens are [text, heads that keep it, level of its colour]. Any thread may
-    ask.
-    """
+    """JSON for the page: tokens are [text, heads that keep it, level]. Any thread may ask."""
     texts = look_page.texts(pieces(llm, kept.tokens), kept.counts)
     tokens = [(text, n, look_page.level(n, kept.n_heads)) for text, n in texts]
     return {"layers": kept.layers, "n_heads": kept.n_heads, "tokens": tokens}

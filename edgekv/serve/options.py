@@ -30,9 +30,7 @@ class ServeOptions:
     parallel: int = 4
     """Answers under way at once."""
     cont_batching: bool | None = None
-    """Whether they are written in one pass over the weights; None: where each is then the same as
-    alone.
-    """
+    """Whether they are written in one pass; None: where each is then the same as alone."""
     max_queue: int = 64
     """Requests that may wait besides those that are answered."""
     max_request: int = 64 * 2**20

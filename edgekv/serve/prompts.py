@@ -41,9 +41,7 @@ class Prompts:
         return prompt
 
     def _make_others(self, front: Front) -> None:
-        """The prompt with other texts in front, for which the worker is going to ask: here others
-        need not wait for it.
-        """
+        """The prompt with other texts in front, for which the worker is going to ask."""
         others = [text for text in self._fronts if text != front.text]
         if len(others) == len(self._fronts):
             self._fronts.append(front.text)

@@ -55,9 +55,7 @@ class FairQueue(Generic[T]):
         return most[-1] if len(most) > n else None
 
     def get(self, but: Container[Hashable] = ()) -> T | None:
-        """The next one, None if nobody waits, besides the clients `but`. Its client comes last from
-        now on.
-        """
+        """The next one, of no client in `but`; None if nobody waits. Its client comes last then."""
         clients = [one for one in self._clients if one not in but]
         if not clients:
             return None

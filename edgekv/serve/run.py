@@ -150,9 +150,7 @@ class Server(ListeningServer):
 
 @contextmanager
 def _logged(level: int) -> Iterator[None]:
-    """A `with` block in which what happens to conversations is said, one line each, from a level
-    on.
-    """
+    """A `with` block in which what happens to conversations is a line each, from a level on."""
     log, handler = logging.getLogger("edgekv"), logging.StreamHandler()
     before = log.level
     log.setLevel(level)

@@ -1,6 +1,4 @@
-"""Several answers to one request. They are written one after the other, so those that share a
-prompt read it once.
-"""
+"""Several answers to one request, one after the other: those that share a prompt read it once."""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
 
 @router.get("/slots")
 async def slots(http: HttpRequest, fail_on_no_slot: str = "") -> list[dict[str, Any]]:
-    """The places for answers, and what is written in them. fail_on_no_slot: anything: status 503
-    if none is free.
-    """
+    """The places for answers, and what is in them. fail_on_no_slot: status 503 if none is free."""
     service = service_of(http)
     if not service.options.slots:
         raise ApiError(501, "this server does not show its slots: start it without --no-slots")

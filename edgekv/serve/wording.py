@@ -41,9 +41,7 @@ def usage(dones: Sequence[Done], n: int = 1) -> dict[str, Any]:
 
 
 def timings(now: Progress) -> dict[str, Any]:
-    """llama-server's field of this name. The first token counts for no time: the prompt's logits
-    gave it.
-    """
+    """llama-server's field. The first token takes no time: the prompt's logits gave it."""
     n_read, n_steps = now.n_read - now.n_cached, max(now.n_written - 1, 0)
     read_ms, write_ms = round(now.read_ms, 3), round(now.write_ms, 3)
     drafts = {"draft_n": now.n_drafted, "draft_n_accepted": now.n_right}

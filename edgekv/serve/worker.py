@@ -123,9 +123,7 @@ class Worker:
             self._wake.notify_all()
 
     def call(self, function: Callable[[], Any], when_idle: bool = False) -> Future[Any]:
-        """Run a function that uses the model, between two steps; when_idle: while there is no
-        answer under way.
-        """
+        """Run a function that uses the model, between two steps; when_idle: without answers."""
         done: Future[Any] = Future()
         with self._wake:
             if self._is_stopping:
@@ -215,9 +213,7 @@ class Worker:
         return {job.client for job in self._active}
 
     def _take_turn(self, job: Job) -> None:
-        """Some steps of a job; then it comes last, or leaves. Others that are written too go on in
-        the same steps, where they can.
-        """
+        """Some steps of a job, with others that are written; then it comes last, or leaves."""
         is_guest = self._reader is not None  # calls wait until the prompt is read
         begin, n, turn = time.perf_counter(), 0, [job]
         while not self._is_stopping and (is_guest or not self._may_call()):
@@ -262,9 +258,7 @@ class Worker:
                 self._leave(job)
 
     def _beside(self, job: Job) -> list[Job]:
-        """The answers that are given a token in one pass now, this one among them; none if that is
-        one.
-        """
+        """The answers that get a token in one pass now, with this one; none if that is alone."""
         if job.unread is None:
             return []
         with self._wake:
@@ -371,9 +365,7 @@ class Worker:
         return now - begin
 
     def _next_guest(self) -> Job | None:
-        """Whose turn it is while a prompt waits half read: an answer that is written, or a short
-        prompt.
-        """
+        """Whose turn it is while a prompt waits half read: one that is written, or is short."""
         return next((job for job in self._others() if self._is_guest(job)), None)
 
     def _others(self) -> list[Job]:

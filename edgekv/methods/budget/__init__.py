@@ -33,6 +33,4 @@ BUDGETS: dict[str, Budget] = {
         *PROFILES,
     )
 }
-"""A `ProfileBudget` gets its table from `edgekv.choice.choose`, the others need nothing from
-outside.
-"""
+"""A `ProfileBudget` gets its table from `edgekv.choice.choose`, the others need nothing."""

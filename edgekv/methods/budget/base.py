@@ -78,9 +78,7 @@ class Budget(Protocol):
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Statistics that `update` reads from the layer (see `edgekv.methods.Observe`), beside
-        those the score asks for.
-        """
+        """Statistics that `update` reads (`edgekv.methods.Observe`), beside the score's."""
         ...
 
     @property
@@ -95,9 +93,7 @@ class Budget(Protocol):
 
 @dataclass(frozen=True)
 class Spread:
-    """A budget that needs nothing but shapes: `function(mean rows, n_layer, n_head_kv)` -> int32
-    [n_layer, n_head_kv].
-    """
+    """Of shapes alone: `function(mean rows, n_layer, n_head_kv)` -> int32 [n_layer, n_head_kv]."""
 
     name: str
     function: Callable[[int, int, int], NDArray[np.int32]]
@@ -121,9 +117,7 @@ class Fixed:
 
 
 def fit(counts: NDArray[np.int32], have: NDArray[np.int32]) -> NDArray[np.int32]:
-    """`clip` where some layers have fewer heads than others: heads that do not exist (have 0) take
-    nothing from the others.
-    """
+    """`clip` where some layers have fewer heads: those that do not exist (have 0) take nothing."""
     there, out = have > 0, np.zeros(have.shape, np.int32)
     out[there] = clip(counts[there], have[there])
     return out

@@ -7,9 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def clip(counts: ArrayLike, have: ArrayLike) -> NDArray[np.int32]:
-    """`counts` cut to `have`; what is cut off goes evenly to the heads that still have room. Both
-    int, same shape.
-    """
+    """`counts` cut to `have`; what is cut off goes evenly to heads with room. Ints of one shape."""
     wish, limit = np.asarray(counts, np.int64), np.asarray(have, np.int64)
     assert wish.shape == limit.shape and (wish >= 0).all() and (limit >= 0).all()
     fits = np.minimum(wish, limit)

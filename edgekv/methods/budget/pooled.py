@@ -34,9 +34,7 @@ class Pooled:
 
 
 class _Threshold:
-    """The scores that are above the threshold so far, and whose they are (layer * n_head_kv +
-    head).
-    """
+    """The scores above the threshold so far, and whose they are (layer * n_head_kv + head)."""
 
     def __init__(self, plan: Plan) -> None:
         self._total, self._n_head_kv = plan.total, plan.have.shape[1]

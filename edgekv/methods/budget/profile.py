@@ -32,9 +32,7 @@ class ProfileBudget:
     kind: str = ""
     """The kind of profile that serves; empty: any that is not for one task alone."""
     shares: Callable[[float], NDArray[np.float64]] | None = None
-    """ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model; None: not yet looked
-    up.
-    """
+    """ratio -> float [n_layer, n_head_kv], 0..1, for all layers; None: not yet looked up."""
     params: ClassVar[None] = None
     stats: ClassVar[tuple[str, ...]] = ()
 
@@ -89,9 +87,7 @@ def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:
 def _factor(
     wish: NDArray[np.float64], least: NDArray[np.int32], most: NDArray[np.int32], total: int
 ) -> float:
-    """The largest factor (but for rounding) at which wish * factor, clipped to least..most, adds up
-    to no more than `total`.
-    """
+    """The largest factor at which wish * factor, clipped to least..most, is `total` at most."""
     low, high = 0.0, 1.0
     while np.clip(wish * high, least, most).sum() <= total:
         low, high = high, 2 * high

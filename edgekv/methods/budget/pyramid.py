@@ -78,9 +78,7 @@ def pyramid(
 
 
 def round_to_sum(wish: NDArray[np.floating], total: int) -> NDArray[np.int64]:
-    """Integers next to the values of `wish` with the sum `total` (largest remainders go up, first
-    ones at ties).
-    """
+    """Integers next to `wish` with the sum `total`: largest remainders go up, ties in order."""
     down = np.floor(wish).astype(np.int64)
     missing = total - int(down.sum())
     assert 0 <= missing <= len(wish), "the wishes add up to the total"

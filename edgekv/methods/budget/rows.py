@@ -1,6 +1,4 @@
-"""How many rows a prompt may leave, from what the user asked for: a share, a number of tokens, or
-bytes.
-"""
+"""How many rows a prompt may leave, by the user's wish: a share, tokens, or bytes."""
 
 from __future__ import annotations
 

@@ -11,23 +11,17 @@ ALMOST = 1e-9  # a number of rows that is whole but for rounding counts as whole
 
 
 def protected(plan: Plan) -> NDArray[np.int32]:
-    """int32 [n_layer, n_head_kv]: room for the sinks and the window of every head (or all it has);
-    no budget cuts into it.
-    """
+    """int32 [n_layer, n_head_kv]: every head's sinks and window, into which no budget cuts."""
     return np.minimum(plan.have, plan.sink + plan.window).astype(np.int32)
 
 
 def free(plan: Plan) -> int:
-    """Rows that are left to hand out when every head has its protected ones; 0 or less: there is
-    nothing to decide.
-    """
+    """Rows left to hand out beside protected ones; 0 or less: there is nothing to decide."""
     return plan.total - int(protected(plan).sum())
 
 
 def flat(plan: Plan) -> Fixed:
-    """The same for every head: what is left to say where the budget does not even hold the
-    protected rows.
-    """
+    """The same for every head, where the budget does not even hold the protected rows."""
     return Fixed(fit(np.full(plan.have.shape, plan.n_rows, np.int32), plan.have))
 
 
@@ -69,9 +63,7 @@ def whole(rows: NDArray[np.float64]) -> NDArray[np.int32]:
 
 
 def top(scores: NDArray[np.float32], n: int) -> NDArray[np.bool_]:
-    """bool [n_scores]: the `n` highest of all, equal ones from the front. NaN counts as the
-    lowest.
-    """
+    """bool [n_scores]: the `n` highest, equal ones from the front. NaN counts as the lowest."""
     if n >= len(scores):
         return np.ones(len(scores), bool)
     if n <= 0:

@@ -66,9 +66,7 @@ def key(paths: Sequence[str], *more: object) -> str:
 
 
 class Judgements:
-    """Judgements by `key`; `save` keeps those that were asked for, and others while there is
-    room.
-    """
+    """Judgements by `key`; `save` keeps those asked for, and others while there is room."""
 
     def __init__(self) -> None:
         self._path = folders.cache() / "models.json"

@@ -67,9 +67,7 @@ def read() -> Remembered:
 
 
 def opened(path: str) -> None:
-    """Remember a model file. What is no model is passed over, and so is a place that cannot be
-    written.
-    """
+    """Remember a model file. What is no model, or cannot be written, is passed over."""
     try:
         with open_regular(path) as file:
             if file.read(4) != b"GGUF":

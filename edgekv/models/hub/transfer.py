@@ -115,9 +115,7 @@ def _fetch(there: Repository, one: RemoteFile, blobs: Path, tell: Tell) -> None:
 
 
 def _receive(there: Repository, one: RemoteFile, f: BinaryIO, begin: int) -> None:
-    """Append what is missing from byte `begin` on. Asks again if the line breaks, as long as
-    something comes.
-    """
+    """Append what is missing from byte `begin` on, over broken lines while something comes."""
     import logging
 
     from huggingface_hub.file_download import http_get

@@ -54,9 +54,7 @@ class Model:
         return f"{self.arch}.pooling_type" in self.meta
 
     def listed(self, name: str) -> dict[str, Any]:
-        """An entry of /api/tags. Its digest is of the file's place, size and time: hashing the
-        weights would take minutes.
-        """
+        """An entry of /api/tags. Its digest is of place, size and time: no weights are read."""
         stamp = f"{os.path.realpath(self.path)} {self.size} {self.time}"
         return {
             "name": name,

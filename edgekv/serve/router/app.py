@@ -171,9 +171,7 @@ def _listed(model: Found) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def ps(http: HttpRequest) -> dict[str, Any]:
-    """The models that are loaded. size: of their files, and of their processes where these take
-    more; size_vram is not known.
-    """
+    """Models that are loaded. size: of files, or processes if more; size_vram is not known."""
     return {"models": [_running(one) for one in _router(http).models.all() if one.is_ready]}
 
 

@@ -39,9 +39,7 @@ class Forwarded:
         body: bytes,
         client: str,
     ) -> None:
-        """Returns when the head of the answer has come: `status` and `headers`. client: the address
-        that the request is from.
-        """
+        """Returns when `status` and `headers` have come. client: the request's address."""
         self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
         kept = [(k, v) for k, v in headers if k.lower() not in ONE_HOP | OWN]
         kept += [(b"host", f"{HOST}:{self._port}".encode()), (b"connection", b"close")]
