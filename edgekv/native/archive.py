@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from edgekv.native.bindings import CArchiveInfo, check, error_of, lib
+from edgekv.native.bindings import CArchiveInfo, lib
 
 
 class Archive:
@@ -33,16 +33,13 @@ class Archive:
         Raises EdgeKVError if the context has no archives, or there is no file for it, and BadInput
         if the numbers make no sense.
         """
-        handle = lib.edgekv_archive_new(ctx, CArchiveInfo(n_tokens, n_known))
-        if not handle:
-            raise error_of(lib.edgekv_last_status())
-        return cls(handle)
+        return cls(lib.edgekv_archive_new(ctx, CArchiveInfo(n_tokens, n_known)))
 
     @property
     def info(self) -> CArchiveInfo:
         """Tokens and bytes, see `edgekv_archive_info` in edgekv.h."""
         out = CArchiveInfo()
-        check(lib.edgekv_archive_get(self._handle, out))
+        lib.edgekv_archive_get(self._handle, out)
         return out
 
     def put(self, ctx: Any, alone: bool = False) -> None:
@@ -52,7 +49,7 @@ class Archive:
         are to be read again. Raises EdgeKVError if it is not of this conversation, or alone is not
         enough.
         """
-        check(lib.edgekv_archive_put(ctx, self._handle, alone))
+        lib.edgekv_archive_put(ctx, self._handle, alone)
 
     def sizes(self) -> Iterator[int]:
         """Bytes of each piece: rows of one tensor and KV head."""
@@ -62,20 +59,18 @@ class Archive:
             i += 1
 
     def pieces(self) -> Iterator[Any]:
-        """The rows of each, as ctypes arrays of bytes. Raises EdgeKVError if they cannot be
-        read.
-        """
+        """The rows of each, as ctypes arrays of bytes. Raises EdgeKVError."""
         for i, n in enumerate(self.sizes()):
             rows = (ctypes.c_uint8 * n)()
             if n:
-                check(lib.edgekv_archive_piece_get(self._handle, i, rows))
+                lib.edgekv_archive_piece_get(self._handle, i, rows)
             yield rows
 
     def put_piece(self, i: int, rows: Any) -> None:
         """Fill one. Raises BadInput for rows that are no numbers, EdgeKVError on a full disk."""
         if len(rows):
-            check(lib.edgekv_archive_piece_put(self._handle, i, rows))
+            lib.edgekv_archive_piece_put(self._handle, i, rows)
 
     def index(self, ctx: Any, n_judged: int) -> None:
         """Make the index of what was filled in. n_judged: keys that it goes by."""
-        check(lib.edgekv_archive_index(ctx, self._handle, n_judged))
+        lib.edgekv_archive_index(ctx, self._handle, n_judged)

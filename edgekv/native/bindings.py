@@ -22,6 +22,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 from edgekv.native.infos import LayerInfo, MemoryInfo
@@ -133,7 +135,22 @@ class CCentroidParams(Structure):
     ]
 
 
+class _Array:
+    """An argument that is an array: of numpy's, or what ctypes takes by itself."""
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+
+    def from_param(self, given: Any) -> Any:
+        return given.ctypes.data_as(self._pointer) if isinstance(given, np.ndarray) else given
+
+
+class Status(c_int):
+    """A result that is 0, or says what went wrong."""
+
+
 P, I32 = c_void_p, c_int32
+I32S, F32S = _Array(I32P), _Array(F32P)
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("last_error", c_char_p),
     ("last_status", c_int),
@@ -149,83 +166,94 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("model_product_bytes", c_int64, P, c_int64, c_bool),
     ("model_rows_alike", c_bool, P),
     ("has_store", c_bool, P),
-    ("check_finite", c_int, P),
-    ("context_bytes_get", c_int, P, POINTER(CContextBytes)),
+    ("check_finite", Status, P),
+    ("context_bytes_get", Status, P, POINTER(CContextBytes)),
     ("device_free", c_int64, P),
     ("n_layer", I32, P),
-    ("layer_get", c_int, P, I32, POINTER(CLayerInfo)),
-    ("len", c_int, P, I32, I32P),
-    ("pos", c_int, P, I32, I32, I32P),
-    ("rows_f32", c_int, P, I32, I32, F32P, F32P),
-    ("rows_bytes", c_int, P, I32, I32, P, P),
-    ("memory_get", c_int, P, POINTER(CMemoryInfo)),
-    ("mark_tokens", c_int, P),
-    ("keep_state", c_int, P),
-    ("round_rows", c_int, P),
-    ("archive_on", c_int, P, c_char_p, c_float, c_int),
+    ("layer_get", Status, P, I32, POINTER(CLayerInfo)),
+    ("len", Status, P, I32, I32S),
+    ("pos", Status, P, I32, I32, I32S),
+    ("rows_f32", Status, P, I32, I32, F32S, F32S),
+    ("rows_bytes", Status, P, I32, I32, P, P),
+    ("memory_get", Status, P, POINTER(CMemoryInfo)),
+    ("mark_tokens", Status, P),
+    ("keep_state", Status, P),
+    ("round_rows", Status, P),
+    ("archive_on", Status, P, c_char_p, c_float, c_int),
     ("archive_take", c_void_p, P),
     ("archive_lost", c_char_p, P),
     ("archive_new", c_void_p, P, POINTER(CArchiveInfo)),
-    ("archive_get", c_int, P, POINTER(CArchiveInfo)),
+    ("archive_get", Status, P, POINTER(CArchiveInfo)),
     ("archive_piece_bytes", c_int64, P, I32),
-    ("archive_piece_get", c_int, P, I32, P),
-    ("archive_piece_put", c_int, P, I32, P),
-    ("archive_index", c_int, P, P, c_int64),
-    ("archive_put", c_int, P, P, c_bool),
+    ("archive_piece_get", Status, P, I32, P),
+    ("archive_piece_put", Status, P, I32, P),
+    ("archive_index", Status, P, P, c_int64),
+    ("archive_put", Status, P, P, c_bool),
     ("archive_free", None, P),
-    ("evict", c_int, P, I32, I32P, I32P),
-    ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
-    ("make_plain", c_int, P),
-    ("trim_capacity", c_int, P),
+    ("evict", Status, P, I32, I32S, I32S),
+    ("write_rows", Status, P, I32, I32, I32, I32S, F32S, F32S),
+    ("make_plain", Status, P),
+    ("trim_capacity", Status, P),
     ("parked_new", c_void_p, P),
-    ("parked_swap", c_int, P, P),
-    ("step_several", c_int, P, c_int32, POINTER(c_void_p), I32P),
+    ("parked_swap", Status, P, P),
+    ("step_several", Status, P, c_int32, POINTER(c_void_p), I32S),
     ("parked_bytes", c_int64, P),
     ("parked_archive_bytes", c_int64, P),
     ("parked_free", None, P),
     ("prefill_begin", c_void_p, P, POINTER(CPrefillParams)),
     ("prefill_by_layer", c_bool, P),
     ("prefill_score_ms", c_double, P),
-    ("prefill_work", c_int, P, POINTER(c_double)),
+    ("prefill_work", Status, P, POINTER(c_double)),
     ("product_peak", c_double, c_bool),
-    ("prefill_run", c_int, P, I32),
-    ("prefill_old", c_int, P, I32, I32P),
-    ("prefill_stat", c_int, P, I32, c_int, F32P),
-    ("prefill_rows", c_int, P, I32, F32P, F32P),
-    ("prefill_some_rows", c_int, P, I32, I32, I32P, F32P, F32P),
-    ("prefill_predict", c_int, P, I32, F32P, I32, c_bool, I32, I32, F32P, F32P),
-    ("prefill_queries", c_int, P, I32, I32, F32P, F32P),
-    ("prefill_drop_queries", c_int, P, I32),
-    ("prefill_rotation", c_int, P, I32, F32P),
-    ("prefill_keep", c_int, P, I32P, I32P),
-    ("prefill_shrink", c_int, P, I32, I32P),
-    ("prefill_hidden", I32, P, F32P),
-    ("prefill_end", c_int, P),
-    ("prefill_pause", c_int, P),
-    ("prefill_resume", c_int, P),
+    ("prefill_run", Status, P, I32),
+    ("prefill_old", Status, P, I32, I32S),
+    ("prefill_stat", Status, P, I32, c_int, F32S),
+    ("prefill_rows", Status, P, I32, F32S, F32S),
+    ("prefill_some_rows", Status, P, I32, I32, I32S, F32S, F32S),
+    ("prefill_predict", Status, P, I32, F32S, I32, c_bool, I32, I32, F32S, F32S),
+    ("prefill_queries", Status, P, I32, I32, F32S, F32S),
+    ("prefill_drop_queries", Status, P, I32),
+    ("prefill_rotation", Status, P, I32, F32S),
+    ("prefill_keep", Status, P, I32S, I32S),
+    ("prefill_shrink", Status, P, I32, I32S),
+    ("prefill_hidden", I32, P, F32S),
+    ("prefill_end", Status, P),
+    ("prefill_pause", Status, P),
+    ("prefill_resume", Status, P),
     ("prefill_free", None, P),
-    ("prefill_nearest", c_int, P, I32, I32, I32, I32P, I32, I32P, F32P, I32P),
-    ("prefill_merge", c_int, P, I32, I32, POINTER(CMerge)),
-    ("centroids", c_int, POINTER(CLost), POINTER(CCentroidParams), F32P, F32P, P, I32P),
+    ("prefill_nearest", Status, P, I32, I32, I32, I32S, I32, I32S, F32S, I32S),
+    ("prefill_merge", Status, P, I32, I32, POINTER(CMerge)),
+    ("centroids", Status, POINTER(CLost), POINTER(CCentroidParams), F32S, F32S, P, I32S),
 )
 """Name, result and arguments of every function that is called here."""
+NEW = ("archive_new", "parked_new", "prefill_begin")
+"""Those whose result is no object where they fail."""
+
+
+def _error(status: int) -> EdgeKVError:
+    text = (lib.edgekv_last_error() or b"").decode(errors="replace") or "the native library failed"
+    kinds = {CANCELLED: Cancelled, INVALID: BadInput, UNSUPPORTED: Unsupported}
+    return kinds.get(status, EdgeKVError)(text)
+
+
+def _check(status: Status, *_: Any) -> None:
+    if status.value != 0:
+        raise _error(status.value)
+
+
+def _check_new(handle: int | None, *_: Any) -> int:
+    if not handle:
+        raise _error(lib.edgekv_last_status())
+    return handle
+
 
 for _name, _result, *_arguments in FUNCTIONS:
     _function = getattr(lib, "edgekv_" + _name)
     _function.restype, _function.argtypes = _result, _arguments
-
-
-def error_of(status: int) -> EdgeKVError:
-    text = (lib.edgekv_last_error() or b"").decode(errors="replace") or "the native library failed"
-    kind = {CANCELLED: Cancelled, INVALID: BadInput, UNSUPPORTED: Unsupported}.get(
-        status, EdgeKVError
-    )
-    return kind(text)
-
-
-def check(status: int) -> None:
-    if status != 0:
-        raise error_of(status)
+    if _name in NEW:
+        _function.errcheck = _check_new
+    elif _result is Status:
+        _function.errcheck = _check
 
 
 def i32(x: Any) -> Any:

@@ -7,7 +7,7 @@ from ctypes import byref, c_int32
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.native.bindings import CCentroidParams, CLost, check, f32, i32, lib
+from edgekv.native.bindings import CCentroidParams, CLost, f32, lib
 
 
 def centroids(
@@ -38,14 +38,6 @@ def centroids(
     label, n_found = np.empty(n, np.int32), c_int32()
     rows = [f32(x) for x in (keys, values, kept_keys, kept_values, queries)]
     lost = CLost(*rows, n, len(kept_keys), len(queries), d_k, d_v, *each)
-    check(
-        lib.edgekv_centroids(
-            lost,
-            CCentroidParams(**{**params, "n_groups": n_groups}),
-            f32(found_keys),
-            f32(found_values),
-            byref(n_found),
-            i32(label),
-        )
-    )
+    how = CCentroidParams(**{**params, "n_groups": n_groups})
+    lib.edgekv_centroids(lost, how, found_keys, found_values, byref(n_found), label)
     return found_keys[: n_found.value], found_values[: n_found.value], label

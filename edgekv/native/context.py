@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.native.bindings import CContextBytes, check, lib, llama_cpp
+from edgekv.native.bindings import CContextBytes, lib, llama_cpp
 
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
@@ -36,9 +36,7 @@ def context_error() -> str:
 
 
 def take_back(ctx: Any, n_tokens: int) -> bool:
-    """Take the cache of a llama_context back to its first n_tokens. False where it cannot go; it is
-    as before then.
-    """
+    """Take a context's cache back to its first n_tokens. False, and as before, if it cannot."""
     return bool(llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), 0, n_tokens, -1))
 
 
@@ -65,7 +63,7 @@ def context_bytes(ctx: Any) -> tuple[int, int]:
     compute buffers; without weights (no_alloc) what they would be.
     """
     bytes_ = CContextBytes()
-    check(lib.edgekv_context_bytes_get(ctx, bytes_))
+    lib.edgekv_context_bytes_get(ctx, bytes_)
     return bytes_.cache, bytes_.compute
 
 
@@ -87,9 +85,7 @@ def model_heads(model: Any) -> list[int]:
 
 
 def hidden_width(model: Any) -> int:
-    """Values of a token's hidden state between two layers of a llama_model: n_embd, or several
-    streams of them (Gemma 3n).
-    """
+    """Values of a token between two layers of a llama_model: n_embd, or several (Gemma 3n)."""
     return int(lib.edgekv_model_hidden_width(model))
 
 
@@ -137,4 +133,4 @@ def stop_if_set(ctx: Any, flag: ctypes.c_bool) -> None:
 
 def check_finite(ctx: Any) -> None:
     """Raise BadInput if llama.cpp's own cache in this context holds values that are no numbers."""
-    check(lib.edgekv_check_finite(ctx))
+    lib.edgekv_check_finite(ctx)

@@ -44,9 +44,7 @@ class LayerInfo:
 
     @property
     def stored(self) -> list[tuple[int, int]]:
-        """Type and number of values of what is stored of an entry: of K, and of V if it is no part
-        of K.
-        """
+        """Type and number of values of what an entry stores: K, and V unless it is part of K."""
         k, v = (self.type_k, self.d_k), (self.type_v, self.d_v)
         return [k] if self.v_in_k else [k, v]
 
@@ -90,7 +88,5 @@ class MemoryInfo:
 
     @property
     def exact(self) -> int:
-        """Tokens behind which the cache can be what it was there, row for row: further back an
-        archive has other rows in memory.
-        """
+        """Tokens behind which the cache can be what it was; further back rows are others."""
         return self.n_past if self.bytes_recurrent else self.boundary

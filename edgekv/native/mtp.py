@@ -24,16 +24,12 @@ WINDOW = 256
 
 
 def why_no_mtp(model: Any) -> str:
-    """Why a llama_model, which was loaded with load_mtp, has no heads that can be used, one line;
-    empty if it has.
-    """
+    """Why a llama_model, loaded with load_mtp, has no usable heads, one line; empty if it has."""
     return (lib.edgekv_why_no_heads(model) or b"").decode()
 
 
 def keep_hidden(ctx: Any) -> None:
-    """From now on steps of a llama_context keep the hidden states of all their tokens, and prompts
-    those of the last WINDOW.
-    """
+    """From now on steps of a llama_context keep hidden states, and prompts the last WINDOW."""
     lib.edgekv_keep_hidden(ctx, True, WINDOW)
 
 

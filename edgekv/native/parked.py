@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.native.bindings import check, error_of, i32, lib
+from edgekv.native.bindings import lib
 
 
 class Place:
@@ -20,8 +20,6 @@ class Place:
 
     def __init__(self, ctx: Any) -> None:
         self._place = lib.edgekv_parked_new(ctx)
-        if not self._place:
-            raise error_of(lib.edgekv_last_status())
         # not at the end of Python, where a model that was not closed may still want it
         weakref.finalize(self, lib.edgekv_parked_free, self._place).atexit = False
 
@@ -30,7 +28,7 @@ class Place:
 
         Raises EdgeKVError while a prompt is being read, in another context, or without memory.
         """
-        check(lib.edgekv_parked_swap(ctx, self._place))
+        lib.edgekv_parked_swap(ctx, self._place)
 
     @staticmethod
     def step(ctx: Any, places: Sequence[Place | None], tokens: Sequence[int]) -> None:
@@ -43,8 +41,8 @@ class Place:
         before then, or lost where recurrent layers had gone on already.
         """
         there = [None if place is None else place._place for place in places]
-        given = np.array(tokens, np.int32)
-        check(lib.edgekv_step_several(ctx, len(there), (c_void_p * len(there))(*there), i32(given)))
+        n, given = len(there), np.array(tokens, np.int32)
+        lib.edgekv_step_several(ctx, n, (c_void_p * n)(*there), given)
 
     @property
     def n_bytes(self) -> int:

@@ -18,8 +18,6 @@ from edgekv.native.bindings import (
     CObserver,
     CPrefillParams,
     CProgress,
-    check,
-    error_of,
     f32,
     i32,
     lib,
@@ -42,13 +40,8 @@ class Observer(NamedTuple):
     every: int = 1
 
 
-Fold = tuple[
-    NDArray[np.int32],
-    NDArray[np.float32],
-    NDArray[np.int32],
-    NDArray[np.int32],
-    NDArray[np.float32],
-]
+Ints = NDArray[np.int32]
+Fold = tuple[Ints, NDArray[np.float32], Ints, Ints, NDArray[np.float32]]
 """rows, own, counts, sources, weights: see `edgekv.methods.merge.FoldPlan`."""
 
 
@@ -95,7 +88,7 @@ class Prefill:
         params = CPrefillParams(
             i32(self._tokens),
             self.n_tokens,
-            None if logits is None else f32(logits),
+            f32(logits),
             i32(self._pieces),
             len(pieces),
             self._observers,
@@ -107,8 +100,6 @@ class Prefill:
             None,
         )
         self._p = lib.edgekv_prefill_begin(ctx, params)
-        if not self._p:
-            raise error_of(lib.edgekv_last_status())
         self.il = -1
 
     def _report(self, done: int, total: int, _: Any) -> bool:
@@ -167,17 +158,18 @@ class Prefill:
     def work(self) -> Work:
         """What products with weights and attention have done so far."""
         found = (c_double * 6)()
-        check(lib.edgekv_prefill_work(self._p, found))
+        lib.edgekv_prefill_work(self._p, found)
         return dict(zip(WORK, zip(found[::2], found[1::2], strict=True), strict=True))
 
     def run(self, il: int) -> None:
         """Compute layer il; layers come in order and each must be kept before the next."""
-        with self._interrupts():
-            status = lib.edgekv_prefill_run(self._p, il)
-        if self._raised:
+        try:
+            with self._interrupts():
+                lib.edgekv_prefill_run(self._p, il)
+        finally:
             raised, self._raised = self._raised, None
-            raise raised
-        check(status)
+            if raised:
+                raise raised from None
         self.il = il
 
     def hidden(self) -> NDArray[np.float32]:
@@ -187,7 +179,7 @@ class Prefill:
         model = llama_cpp.llama_get_model(self._store.ctx)
         n = lib.edgekv_prefill_hidden(self._p, None)
         out = np.empty((n, llama_cpp.llama_model_n_embd_out(model)), np.float32)
-        lib.edgekv_prefill_hidden(self._p, f32(out))
+        lib.edgekv_prefill_hidden(self._p, out)
         return out
 
     def pause(self) -> None:
@@ -196,7 +188,7 @@ class Prefill:
 
         Raises BadInput if another prompt of the context waits already.
         """
-        check(lib.edgekv_prefill_pause(self._p))
+        lib.edgekv_prefill_pause(self._p)
 
     def resume(self) -> None:
         """The prompt is half read again, and `progress` may return.
@@ -204,51 +196,42 @@ class Prefill:
         Raises BadInput if the context does not hold the conversation of `pause`. After any error
         the prompt is lost.
         """
-        check(lib.edgekv_prefill_resume(self._p))
+        lib.edgekv_prefill_resume(self._p)
 
     def n_old(self) -> NDArray[np.int32]:
-        """int32 [n_head_kv]: rows of earlier turns in front of this turn's, in the layer in
-        work.
-        """
+        """int32 [n_head_kv]: rows of earlier turns before this one's, in the layer in work."""
         out = np.empty(self._store.layers[self.il].n_head_kv, np.int32)
-        check(lib.edgekv_prefill_old(self._p, self.il, i32(out)))
+        lib.edgekv_prefill_old(self._p, self.il, out)
         return out
 
     def stat(self, observer: int, name: str) -> NDArray[np.float32]:
-        """float32 [n_head_kv, max(n_old) + n_tokens]; see edgekv.methods.LayerStats for the
-        meaning.
-        """
+        """float32 [n_head_kv, max(n_old) + n_tokens]; see edgekv.methods.LayerStats."""
         n_old = self.n_old()
         out = np.empty((len(n_old), int(n_old.max(initial=0)) + self.n_tokens), np.float32)
-        check(lib.edgekv_prefill_stat(self._p, observer, STATS[name], f32(out)))
+        lib.edgekv_prefill_stat(self._p, observer, STATS[name], out)
         return out
 
     def rows(
         self, head: int, some: NDArray[np.int32] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """K and V of one head of the layer in work, [n_old + n_tokens, d], float32; or of `some` of
-        its rows.
-        """
+        """K and V of a head of the layer in work, float32 [n_old + n_tokens, d]; or `some` rows."""
         n = int(self.n_old()[head]) + self.n_tokens if some is None else len(some)
         info = self._store.layers[self.il]
         k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
         if some is None:
-            check(lib.edgekv_prefill_rows(self._p, head, f32(k), f32(v)))
+            lib.edgekv_prefill_rows(self._p, head, k, v)
         else:
-            check(
-                lib.edgekv_prefill_some_rows(
-                    self._p, head, n, i32(np.ascontiguousarray(some, np.int32)), f32(k), f32(v)
-                )
-            )
+            some = np.ascontiguousarray(some, np.int32)
+            lib.edgekv_prefill_some_rows(self._p, head, n, some, k, v)
         return k, v
 
     def some_rows(self, head: int, some: NDArray[np.int32], part: str) -> NDArray[np.float32]:
         """`rows`, but the K ("k") or the V ("v") alone."""
         info = self._store.layers[self.il]
         out = np.empty((len(some), info.d_k if part == "k" else info.d_v), np.float32)
-        k, v = (f32(out), None) if part == "k" else (None, f32(out))
-        which = i32(np.ascontiguousarray(some, np.int32))
-        check(lib.edgekv_prefill_some_rows(self._p, head, len(some), which, k, v))
+        k, v = (out, None) if part == "k" else (None, out)
+        some = np.ascontiguousarray(some, np.int32)
+        lib.edgekv_prefill_some_rows(self._p, head, len(some), some, k, v)
         return out
 
     def predicted_scores(
@@ -260,18 +243,8 @@ class Prefill:
         """
         out, diversity = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
         weights = np.ascontiguousarray(weights, np.float32)
-        check(
-            lib.edgekv_prefill_predict(
-                self._p,
-                head,
-                f32(weights),
-                len(weights),
-                neighbours,
-                *blocks,
-                f32(out),
-                f32(diversity),
-            )
-        )
+        map_ = weights, len(weights), neighbours, *blocks
+        lib.edgekv_prefill_predict(self._p, head, *map_, out, diversity)
         return out, diversity
 
     def queries(self, observer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -290,12 +263,12 @@ class Prefill:
         """`queries` of one query head: [d_k] and [d_k, d_k]."""
         d = self._store.layers[self.il].d_k
         mean, cov = np.empty(d, np.float32), np.empty((d, d), np.float32)
-        check(lib.edgekv_prefill_queries(self._p, observer, head, f32(mean), f32(cov)))
+        lib.edgekv_prefill_queries(self._p, observer, head, mean, cov)
         return mean, cov
 
     def drop_queries(self, observer: int) -> None:
         """The layer's queries have been looked at: their memory goes back."""
-        check(lib.edgekv_prefill_drop_queries(self._p, observer))
+        lib.edgekv_prefill_drop_queries(self._p, observer)
 
     @property
     def n_threads(self) -> int:
@@ -308,13 +281,13 @@ class Prefill:
         before RoPE, with R the mean over the next n_future positions. Raises as `queries`.
         """
         out = np.empty((self._store.layers[self.il].d_k,) * 2, np.float32)
-        check(lib.edgekv_prefill_rotation(self._p, n_future, f32(out)))
+        lib.edgekv_prefill_rotation(self._p, n_future, out)
         return out
 
     def keep(self, rows: list[NDArray[np.int32]]) -> None:
         """evict: the layer in work keeps these rows of each head, in this order."""
         counts, flat = listed(rows)
-        check(lib.edgekv_prefill_keep(self._p, i32(counts), i32(flat)))
+        lib.edgekv_prefill_keep(self._p, counts, flat)
 
     def nearest(
         self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]
@@ -327,47 +300,21 @@ class Prefill:
         """
         gone, kept = np.ascontiguousarray(gone, np.int32), np.ascontiguousarray(kept, np.int32)
         cosine, nearest = np.empty(len(gone), np.float32), np.empty(len(gone), np.int32)
-        check(
-            lib.edgekv_prefill_nearest(
-                self._p,
-                il,
-                head,
-                len(gone),
-                i32(gone),
-                len(kept),
-                i32(kept),
-                f32(cosine),
-                i32(nearest),
-            )
-        )
+        both = len(gone), gone, len(kept), kept
+        lib.edgekv_prefill_nearest(self._p, il, head, *both, cosine, nearest)
         return cosine, nearest
 
     def merge(self, il: int, head: int, plan: Fold) -> None:
-        """merge: rows of one head, numbered as in `nearest`, receive what is going to be
-        evicted.
-        """
+        """merge: rows of one head, numbered as in `nearest`, receive what will be evicted."""
         rows, own, counts, sources, weights = plan
-        check(
-            lib.edgekv_prefill_merge(
-                self._p,
-                il,
-                head,
-                CMerge(
-                    len(rows),
-                    i32(rows),
-                    f32(own),
-                    i32(counts),
-                    i32(sources),
-                    f32(weights),
-                ),
-            )
-        )
+        merge = CMerge(len(rows), i32(rows), f32(own), i32(counts), i32(sources), f32(weights))
+        lib.edgekv_prefill_merge(self._p, il, head, merge)
 
     def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
         """A finished layer shrinks to the first counts[k] rows of each head."""
         counts = np.ascontiguousarray(counts, np.int32)
-        check(lib.edgekv_prefill_shrink(self._p, il, i32(counts)))
+        lib.edgekv_prefill_shrink(self._p, il, counts)
 
     def end(self) -> None:
         """All layers are kept: they are the conversation now."""
-        check(lib.edgekv_prefill_end(self._p))
+        lib.edgekv_prefill_end(self._p)

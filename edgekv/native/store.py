@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.native.bindings import CLayerInfo, CMemoryInfo, check, f32, i32, lib
+from edgekv.native.bindings import CLayerInfo, CMemoryInfo, lib
 from edgekv.native.infos import LayerInfo, MemoryInfo
 
 
@@ -27,7 +27,7 @@ class Store:
 
     def _layer(self, il: int) -> LayerInfo:
         info = CLayerInfo()
-        check(lib.edgekv_layer_get(self.ctx, il, info))
+        lib.edgekv_layer_get(self.ctx, il, info)
         return LayerInfo(*(getattr(info, n) for n, *_ in CLayerInfo._fields_))
 
     @property
@@ -37,12 +37,12 @@ class Store:
 
     def make_plain(self) -> None:
         """See `plain`. Raises EdgeKVError unless the store is empty."""
-        check(lib.edgekv_make_plain(self.ctx))
+        lib.edgekv_make_plain(self.ctx)
         self.layers = [self._layer(il) for il in range(len(self.layers))]
 
     def memory(self) -> MemoryInfo:
         info = CMemoryInfo()
-        check(lib.edgekv_memory_get(self.ctx, info))
+        lib.edgekv_memory_get(self.ctx, info)
         return MemoryInfo(*(getattr(info, n) for n, *_ in CMemoryInfo._fields_))
 
     def mark(self) -> None:
@@ -51,19 +51,19 @@ class Store:
 
         For a model with recurrent layers, of whose state a copy is made; others need none.
         """
-        check(lib.edgekv_mark_tokens(self.ctx))
+        lib.edgekv_mark_tokens(self.ctx)
 
     def keep_state(self) -> None:
         """Let `take_back` go to where the conversation is now, whatever comes behind it, until it
         changes places or is compressed. For a model with recurrent layers, as `mark`, which stays.
         """
-        check(lib.edgekv_keep_state(self.ctx))
+        lib.edgekv_keep_state(self.ctx)
 
     def round_rows(self) -> None:
         """Round what waits in f16, so that tokens that come see the same rows, however many more
         come before the conversation is taken back to where it is.
         """
-        check(lib.edgekv_round_rows(self.ctx))
+        lib.edgekv_round_rows(self.ctx)
 
     def archive(self, folder: str, recall: float = 0.0, index_bits: int = 64) -> None:
         """Give conversations that begin from now on an archive in a file without a name in
@@ -71,7 +71,7 @@ class Store:
 
         Raises Unsupported for a model that has none, EdgeKVError if there can be no such file.
         """
-        check(lib.edgekv_archive_on(self.ctx, folder.encode(), recall, index_bits))
+        lib.edgekv_archive_on(self.ctx, folder.encode(), recall, index_bits)
 
     def why_no_archive(self) -> str:
         """Why the conversation has no archive any more; empty if it has one, or never had."""
@@ -80,13 +80,13 @@ class Store:
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""
         out = np.empty(self.layers[il].n_head_kv, np.int32)
-        check(lib.edgekv_len(self.ctx, il, i32(out)))
+        lib.edgekv_len(self.ctx, il, out)
         return out
 
     def positions(self, il: int, head: int) -> NDArray[np.int32]:
         """int32 [rows]: the token index of each row, in the order of the store."""
         out = np.empty(self.length(il)[head], np.int32)
-        check(lib.edgekv_pos(self.ctx, il, head, i32(out)))
+        lib.edgekv_pos(self.ctx, il, head, out)
         return out
 
     def rows(
@@ -95,7 +95,7 @@ class Store:
         """K [rows, d_k] and V [rows, d_v] of one head as float32; or of `some` of its rows."""
         n, info = int(self.length(il)[head]), self.layers[il]
         k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
-        check(lib.edgekv_rows_f32(self.ctx, il, head, f32(k), f32(v)))
+        lib.edgekv_rows_f32(self.ctx, il, head, k, v)
         return (k, v) if some is None else (k[some], v[some])
 
     def row_bytes(self, il: int, head: int) -> tuple[bytes, bytes]:
@@ -108,13 +108,13 @@ class Store:
             block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
             buffers.append(ctypes.create_string_buffer(max(n * d // block * size, 1)))
         k, v = [*buffers, None][:2]
-        check(lib.edgekv_rows_bytes(self.ctx, il, head, k, v))
+        lib.edgekv_rows_bytes(self.ctx, il, head, k, v)
         return tuple(b.raw if b and n else b"" for b in (k, v))  # type: ignore[return-value]
 
     def evict(self, il: int, keep: list[NDArray[np.int32]]) -> None:
         """Keep only these rows (row numbers per head), in this order."""
         counts, rows = listed(keep)
-        check(lib.edgekv_evict(self.ctx, il, i32(counts), i32(rows)))
+        lib.edgekv_evict(self.ctx, il, counts, rows)
 
     def write(
         self,
@@ -129,24 +129,17 @@ class Store:
         """
         rows = np.ascontiguousarray(rows, np.int32)
         keys, values = (np.ascontiguousarray(x, np.float32) for x in (keys, values))
-        assert keys.shape == (len(rows), self.layers[il].d_k) and values.shape == (
-            len(rows),
-            self.layers[il].d_v,
-        )
-        check(
-            lib.edgekv_write_rows(self.ctx, il, head, len(rows), i32(rows), f32(keys), f32(values))
-        )
+        info, n = self.layers[il], len(rows)
+        assert keys.shape == (n, info.d_k) and values.shape == (n, info.d_v)
+        lib.edgekv_write_rows(self.ctx, il, head, n, rows, keys, values)
 
     def trim_capacity(self) -> None:
         """Room that no row uses goes back to the allocator."""
-        check(lib.edgekv_trim_capacity(self.ctx))
+        lib.edgekv_trim_capacity(self.ctx)
 
 
 def listed(keep: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     counts = np.array([len(x) for x in keep], np.int32)
-    rows = (
-        np.concatenate([np.asarray(x, np.int32) for x in keep])
-        if counts.sum()
-        else np.zeros(1, np.int32)
-    )
-    return counts, np.ascontiguousarray(rows)
+    if not counts.sum():
+        return counts, np.zeros(1, np.int32)
+    return counts, np.concatenate([np.asarray(x, np.int32) for x in keep])
