@@ -30,6 +30,7 @@ struct workspace {
 };
 
 constexpr int WEIGHED = 1024; // rows that say how much those of groups differ
+constexpr size_t AHEAD = 16, LINE = 64;
 
 bool is_resident(const edgekv_recalled & a, int r) { return a.resident[r / 32] >> r % 32 & 1; }
 
@@ -137,15 +138,20 @@ void weigh(const edgekv_recalled & a, int n_query, workspace & w) {
     }
 }
 
-// keys or values of n rows from `first` on, of those that were chosen and then the groups, as f32
+// keys or values of n rows from `first` on, of those that were chosen and then the groups, as f32.
+// Rows lie anywhere in the file: they are asked for before they are needed
 void load(const edgekv_recalled & a, bool keys, size_t first, int n, workspace & w) {
     const int d = keys ? a.d_k : a.d_v;
+    const ggml_type type = keys ? a.type_k : a.type_v;
+    const char * rows = keys ? a.k : a.v;
+    const size_t nb = keys ? a.nb_k : a.nb_v;
     const ggml_fp16_t * groups = keys ? a.group_k : a.group_v;
     for (size_t i = first; i < first + n; ++i) {
         float * to = w.tile.data() + (i - first) * d;
-        if (i < w.rows.size())
-            edgekv_cpu_rows_to_f32(keys ? a.type_k : a.type_v, keys ? a.k : a.v,
-                keys ? a.nb_k : a.nb_v, w.rows[i], 1, d, to);
+        if (i + AHEAD < w.rows.size())
+            for (size_t at = 0; at < nb; at += LINE)
+                __builtin_prefetch(rows + w.rows[i + AHEAD] * nb + at);
+        if (i < w.rows.size()) edgekv_cpu_rows_to_f32(type, rows, nb, w.rows[i], 1, d, to);
         else ggml_cpu_fp16_to_fp32(groups + (i - w.rows.size()) * d, to, d);
     }
 }
