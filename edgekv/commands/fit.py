@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -282,15 +283,15 @@ def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
     return choose(kv_method, path, ratio=UNKNOWN_RATIO if ratio == 1 else ratio)
 
 
+@dataclass(frozen=True)
 class Device:
-    """Where weights and cache go. name: the device's; free, total: its bytes."""
+    """Where weights and cache go. free, total: its bytes; has_gpu: the build knows a GPU."""
 
-    def __init__(
-        self, name: str, is_gpu: bool, free: int, total: int, has_gpu: bool = False
-    ) -> None:
-        self.name, self.is_gpu, self.free, self.total = name, is_gpu, free, total
-        self.has_gpu = has_gpu or is_gpu
-        """The build knows a GPU."""
+    name: str
+    is_gpu: bool
+    free: int
+    total: int
+    has_gpu: bool = False
 
     @staticmethod
     def of(name: str | None, devices: list[dict[str, Any]]) -> Device:
@@ -300,35 +301,35 @@ class Device:
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
         if name is None and not gpus or (name or "").upper() == "CPU":
             return Device("CPU", False, memory_free(), memory_total(), bool(gpus))
-        for device in gpus:
-            if name in (None, device["name"]):
-                return Device(device["name"], True, device["memory_free"], device["memory_total"])
-        raise BadInput(
-            f"there is no device '{name}'; choose one of:"
-            f" {', '.join(['CPU', *(d['name'] for d in gpus)])}"
-        )
+        for one in gpus:
+            if name in (None, one["name"]):
+                return Device(one["name"], True, one["memory_free"], one["memory_total"], True)
+        there = ", ".join(["CPU", *(one["name"] for one in gpus)])
+        raise BadInput(f"there is no device '{name}'; choose one of: {there}")
 
 
+@dataclass(frozen=True)
 class Report:
-    """What to tell, as a record for programs and as text for people."""
+    """What to tell, as a record for programs and as text for people. words, evicting: what of the
+    command line is the same at every point, and where tokens are evicted.
+    """
 
-    def __init__(
-        self,
-        planner: Planner,
-        model: str,
-        path: str,
-        place: Device,
-        memory: int,
-        margin: int,
-        words: Sequence[str] = (),
-        evicting: Sequence[str] = (),
-    ) -> None:
-        self.words, self.evicting = words, evicting
-        """What of the command line is the same at every point, and where tokens are evicted."""
-        self.planner, self.model, self.path, self.place = planner, model, path, place
-        self.memory, self.margin = memory, margin
-        self.wished = planner.best(planner.n_ctx)
-        self.best = self.wished or planner.largest()
+    planner: Planner
+    model: str
+    path: str
+    place: Device
+    memory: int
+    margin: int
+    words: Sequence[str] = ()
+    evicting: Sequence[str] = ()
+
+    @cached_property
+    def wished(self) -> Point | None:
+        return self.planner.best(self.planner.n_ctx)
+
+    @cached_property
+    def best(self) -> Point | None:
+        return self.wished or self.planner.largest()
 
     def record(self) -> dict[str, Any]:
         p = self.planner
@@ -353,33 +354,23 @@ class Report:
         from edgekv.commands.measured import NOT_MEASURED, known
 
         types = point.type_k, point.type_v
+        evicting = self.evicting if point.ratio < 1 else ()
         name = AUTO if point.picked else self.planner.preset.name
         verb = "serve" if self.planner.wish.parallel > 1 else "chat"
         quality = known(self.path, name, point.ratio, *types)
         auto = self.planner.auto(1.0 if point.limited else point.ratio) if point.picked else None
         if auto and auto.types == types:
             quality = auto.measured + f"; {quality}" * (not quality.startswith(NOT_MEASURED))
-        return {
-            **asdict(point),
-            "quality": quality,
-            "command": " ".join(
-                [
-                    point.command(self.model, self.place.is_gpu, self.place.has_gpu, verb),
-                    *map(shlex.quote, self.words),
-                    *map(shlex.quote, self.evicting if point.ratio < 1 else ()),
-                ]
-            ),
-        }
+        command = point.command(self.model, self.place.is_gpu, self.place.has_gpu, verb)
+        command = " ".join([command, *map(shlex.quote, (*self.words, *evicting))])
+        return {**asdict(point), "quality": quality, "command": command}
 
     def note(self) -> str:
         """What the user should not overlook."""
         p = self.planner
         if not self.best:
-            elsewhere = (
-                "; on the CPU ('--device CPU') it may, slowly: that is never done by itself"
-                if self.place.is_gpu
-                else ""
-            )
+            slowly = "; on the CPU ('--device CPU') it may, slowly: that is never done by itself"
+            elsewhere = slowly * self.place.is_gpu
             return p.refusal() + elsewhere + self.with_margin() + self.without_experts()
         if not self.wished:
             return (
