@@ -33,6 +33,11 @@ TOO_LONG = "it takes too long"
 """What native/include/edgekv-jinja.h says of a template that might never end."""
 SHOWN = ("<think>", "</think>", "<|python_tag|>", "<|tool_call|>")
 """Tokens that answers are read by, besides those that llama.cpp names."""
+SETTINGS = (
+    *("grammar", "grammar_lazy", "grammar_triggers", "generation_prompt"),
+    *("thinking_start_tag", "thinking_end_tags"),
+)
+"""Of what llama.cpp says of an answer, the sampler's."""
 HERMES = (
     "{% if tools %}<|im_start|>system\n<tools>\n{% for tool in tools %}{{ tool | tojson }}\n"
     '{% endfor %}</tools>\n<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
@@ -238,17 +243,7 @@ class ChatTemplate:
         start, begun = made["thinking_start_tag"], made["generation_prompt"].rstrip()
         opens = bool(start) and begun.endswith(start)
         constrained = self._constrained(chat, made, opens)
-        settings = {
-            name: constrained[name]
-            for name in (
-                "grammar",
-                "grammar_lazy",
-                "grammar_triggers",
-                "generation_prompt",
-                "thinking_start_tag",
-                "thinking_end_tags",
-            )
-        }
+        settings = {name: constrained[name] for name in SETTINGS}
         settings["prefills_grammar"] = not chat.grammar
         words = [*SHOWN, *made["preserved_tokens"], *constrained["preserved_tokens"]]
         words += [start, *made["thinking_end_tags"]]

@@ -21,6 +21,7 @@ from edgekv.grammars.regexes import (
     Seq,
     Tree,
     both,
+    children,
     choice,
     extends,
     firsts,
@@ -169,7 +170,7 @@ def _full(tree: Tree, made: list[int]) -> Tree | None:
 def _size(tree: Tree) -> int:
     """How many characters the tree has when all repetitions are written out."""
     if isinstance(tree, (Seq, Alternatives)):
-        return sum(map(_size, tree.parts if isinstance(tree, Seq) else tree.ways))
+        return sum(map(_size, children(tree)))
     if not isinstance(tree, Repeat):
         return 1
     count = max(tree.least, 1 if tree.most is None else tree.most)

@@ -259,13 +259,20 @@ def repeat(part: Tree, least: int, most: int | None) -> Tree:
     return Repeat(part, least, most)
 
 
+def children(tree: Tree) -> tuple[Tree, ...]:
+    """The trees that a tree is made of, but for what a look ahead sees."""
+    if isinstance(tree, Seq):
+        return tree.parts
+    if isinstance(tree, Alternatives):
+        return tree.ways
+    if isinstance(tree, Both):
+        return tree.part, tree.other
+    return (tree.part,) if isinstance(tree, Repeat) else ()
+
+
 def size(tree: Tree) -> int:
     """How many nodes a tree has."""
-    if isinstance(tree, (Seq, Alternatives)):
-        return 1 + sum(map(size, tree.parts if isinstance(tree, Seq) else tree.ways))
-    if isinstance(tree, Both):
-        return 1 + size(tree.part) + size(tree.other)
-    return 1 + size(tree.part) if isinstance(tree, Repeat) else 1
+    return 1 + sum(map(size, children(tree)))
 
 
 def is_empty(tree: Tree) -> bool:
@@ -291,11 +298,11 @@ def width(tree: Tree) -> tuple[int, int | None]:
         return width(tree.part)
     if isinstance(tree, (Anchor, Lookaround)):
         return 0, 0
-    inner = [width(part) for part in (tree.parts if isinstance(tree, Seq) else tree.ways)]
+    widths = [width(part) for part in children(tree)]
     add, lowest = (sum, sum) if isinstance(tree, Seq) else (max, min)
-    mosts = [most for _, most in inner if most is not None]
-    most = add(mosts) if len(mosts) == len(inner) and mosts else None
-    return lowest([least for least, _ in inner] or [0]), 0 if not inner else most
+    mosts = [most for _, most in widths if most is not None]
+    most = add(mosts) if len(mosts) == len(widths) and mosts else None
+    return lowest([least for least, _ in widths] or [0]), 0 if not widths else most
 
 
 def firsts(tree: Tree) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -409,13 +416,8 @@ def both(part: Tree, other: Tree, is_negated: bool = False) -> Tree:
 
 def has_look(tree: Tree) -> bool:
     """Whether a tree has parts that only `edgekv.grammars.automata` can write."""
-    if isinstance(tree, (Seq, Alternatives)):
-        return any(map(has_look, tree.parts if isinstance(tree, Seq) else tree.ways))
-    return has_look(tree.part) if isinstance(tree, Repeat) else isinstance(tree, (Lookaround, Both))
+    return isinstance(tree, (Lookaround, Both)) or any(map(has_look, children(tree)))
 
 
 def _has(tree: Tree, anchor: Anchor) -> bool:
-    if isinstance(tree, (Seq, Alternatives)):
-        parts = tree.parts if isinstance(tree, Seq) else tree.ways
-        return any(_has(part, anchor) for part in parts)
-    return _has(tree.part, anchor) if isinstance(tree, Repeat) else tree == anchor
+    return tree == anchor or any(_has(part, anchor) for part in children(tree))
