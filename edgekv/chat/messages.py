@@ -119,10 +119,7 @@ def _instructions(tools: Sequence[Tool]) -> str:
 
 def _as_text(message: Message) -> Message:
     if message["role"] == "tool":
-        return {
-            "role": "user",
-            "content": f"<tool_response>\n{_text(message)}\n</tool_response>",
-        }
+        return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
     if not message.get("tool_calls"):
         return message
     calls = "\n".join(

@@ -40,10 +40,7 @@ PIPED_MAX = 1024
 @llama_cli.CHAT
 @packed.PACK
 def command(
-    engine: EngineOptions,
-    sampling: SamplingOptions,
-    system_prompt: str | None,
-    pack: str | None,
+    engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None, pack: str | None
 ) -> int:
     """Chat with a model, about documents too. /help in the chat lists its commands.
 

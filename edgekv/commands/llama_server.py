@@ -51,7 +51,7 @@ VALUES = (
 )
 """The same, with a value."""
 REFUSED = {
-    "--context-shift": "a context is not shifted here: leave --context-shift out, give a larger -c",
+    "--context-shift": "a context is not shifted here: leave --context-shift out, give a larger -c"
 }
 REFUSED_VALUES = {
     "-mm --mmproj": "this server reads no images: leave --mmproj out",

@@ -20,12 +20,7 @@ from edgekv.commands.declare import option as _option
 from edgekv.commands.embedding import EmbeddingOptions
 from edgekv.commands.first_use import WHAT
 from edgekv.commands.later import Later
-from edgekv.commands.options import (
-    EngineOptions,
-    SamplingOptions,
-    drafts_options,
-    engine_and_words,
-)
+from edgekv.commands.options import EngineOptions, SamplingOptions, drafts_options, engine_and_words
 from edgekv.commands.report import recall_line
 from edgekv.commands.values import size
 from edgekv.documents.plain import read_document

@@ -176,11 +176,7 @@ class Conversations:
             return None
 
     def go_on(
-        self,
-        tokens: Sequence[int],
-        name: str | None,
-        cuts: Iterable[int],
-        is_answer: bool = False,
+        self, tokens: Sequence[int], name: str | None, cuts: Iterable[int], is_answer: bool = False
     ) -> int:
         """What `use` does, for the prompt of an answer that begins now."""
         prompt = np.asarray(tokens, np.int32)

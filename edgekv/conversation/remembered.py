@@ -127,13 +127,7 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> P
             (int(il), int(k)): float(thresholds[il, k])
             for il, k in np.argwhere(~np.isnan(thresholds))
         }
-    return Past(
-        description["compressed_at"],
-        folding,
-        asked,
-        spread,
-        float(description["ratio"]),
-    )
+    return Past(description["compressed_at"], folding, asked, spread, float(description["ratio"]))
 
 
 def _are_queries(x: PackedMoments) -> bool:

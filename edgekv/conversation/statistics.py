@@ -40,10 +40,7 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
     allocated = cache - recurrent  # less or more than computed if heads have several sizes
     used, in_f16 = (
         n * llm.n_tokens * allocated // max(computed, 1)
-        for n in (
-            per_token,
-            2 * sum(info["n_head_kv"]) * (d_k + d_v),
-        )
+        for n in (per_token, 2 * sum(info["n_head_kv"]) * (d_k + d_v))
     )
     kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
     return KVStats(

@@ -272,10 +272,7 @@ class Planner:
             extent(preset, n_ctx, w.window, self._n_ubatch),
             n_rows,
             Surroundings(
-                b.n_embd,
-                self._n_ubatch,
-                even=preset.budget.name == "uniform",
-                on_gpu=self._on_gpu,
+                b.n_embd, self._n_ubatch, even=preset.budget.name == "uniform", on_gpu=self._on_gpu
             ),
             n_ctx,
             native.ProductBytes() if self._on_gpu else products,

@@ -113,11 +113,7 @@ class Server(ListeningServer):
             self._end()
 
     def answer_with(
-        self,
-        llm: Llama,
-        options: ServeOptions,
-        ready: Callable[[], None],
-        tick: Callable[[], None],
+        self, llm: Llama, options: ServeOptions, ready: Callable[[], None], tick: Callable[[], None]
     ) -> None:
         """Requests are answered by this model, until a signal's exception. The model may be closed
         afterwards. tick: called now and then. Raises BadInput.

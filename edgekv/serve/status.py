@@ -85,10 +85,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
     options = service.options
     params = sampling_settings(options.sampling) | limit_settings(options.max_tokens)
     return {
-        "default_generation_settings": {
-            **_slot(0, None, service.n_ctx),
-            "params": params,
-        },
+        "default_generation_settings": {**_slot(0, None, service.n_ctx), "params": params},
         "total_slots": options.parallel,
         "endpoint_slots": options.slots,
         "endpoint_metrics": options.metrics,
@@ -142,11 +139,7 @@ def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
         "n_prompt_tokens_cache": now.n_cached,
         "is_reading": not job.has_read,
         "next_token": [
-            {
-                "has_next_token": n_left != 0,
-                "n_remain": n_left,
-                "n_decoded": now.n_written,
-            }
+            {"has_next_token": n_left != 0, "n_remain": n_left, "n_decoded": now.n_written}
         ],
     }
 

@@ -175,11 +175,7 @@ def _in_chat(text: str, thought: str, calls: Mapping[int, Call]) -> dict[str, An
         message["tool_calls"] = [
             {
                 "id": call.id,
-                "function": {
-                    "index": i,
-                    "name": call.name,
-                    "arguments": as_value(call.arguments),
-                },
+                "function": {"index": i, "name": call.name, "arguments": as_value(call.arguments)},
             }
             for i, call in calls.items()
         ]
