@@ -29,7 +29,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress, Written
 from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
-from edgekv.serve.queue import FairQueue, Full
+from edgekv.serve.queue import FairQueue
 from edgekv.serve.request import Prompt, Request
 from edgekv.serve.worker import Worker
 from tests.engine import load
@@ -57,7 +57,7 @@ def test_a_queue_is_bounded_and_gives_places_back():
     queue = FairQueue(2)
     queue.put("a", 1)
     queue.put("b", 2)
-    with pytest.raises(Full):
+    with pytest.raises(ApiError, match="are waiting"):
         queue.put("c", 3)
     assert queue.remove(1) and not queue.remove(1)
     queue.put("c", 3)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HttpRequest
 
 from edgekv.serve.errors import ApiError
-from edgekv.serve.queue import FairQueue, Full, many_wait
+from edgekv.serve.queue import FairQueue, many_wait
 from edgekv.serve.service import client_of
 from edgekv.serve.wanted import unless_gone, while_wanted
 
@@ -84,11 +84,7 @@ class Preparing:
         with self._wake:
             if self._is_stopping:
                 raise ApiError(STOPPING.status, STOPPING.message)
-            try:
-                left = self._queue.put(task.client, task)
-            except Full:
-                raise many_wait(len(self._queue)) from None
-            if left is not None:
+            if left := self._queue.put(task.client, task):
                 _refuse(left, many_wait(len(self._queue)))
             if len(self._threads) < N_THREADS:
                 self._begin()

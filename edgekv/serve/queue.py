@@ -11,10 +11,6 @@ from edgekv.serve.errors import ApiError
 T = TypeVar("T")
 
 
-class Full(Exception):
-    """There is no room for another one."""
-
-
 def many_wait(n: int) -> ApiError:
     """The answer to a request for which there is no room."""
     return ApiError(503, f"{n} requests are waiting already: try again later")
@@ -37,13 +33,13 @@ class FairQueue(Generic[T]):
         """Returns the item that has to leave for this one: where the queue is full, the last one of
         the client that has most, if that client then has no fewer than this one.
 
-        Raises Full.
+        Raises ApiError 503 if nobody has to.
         """
         left = None
         if self._n >= self._n_most:
             left = self._last_of_most(len(self._clients.get(client, ())) + 1)
             if left is None:
-                raise Full
+                raise many_wait(self._n)
             self.remove(left)
         self._clients.setdefault(client, deque()).append(item)
         self._n += 1

@@ -21,7 +21,7 @@ from edgekv.serve.conversations import ServerConversations
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event
 from edgekv.serve.job import Job, State
-from edgekv.serve.queue import FairQueue, Full, many_wait
+from edgekv.serve.queue import FairQueue, many_wait
 from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
 
@@ -46,11 +46,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        llm: Llama,
-        conversations: ServerConversations,
-        n_parallel: int = 1,
-        n_queue: int = 64,
+        self, llm: Llama, conversations: ServerConversations, n_parallel: int = 1, n_queue: int = 64
     ) -> None:
         self._llm, self.conversations = llm, conversations
         self._n_parallel = n_parallel
@@ -102,17 +98,9 @@ class Worker:
             is_first = job.client not in clients and len(clients) < self._n_parallel
             if is_first or len(self._active) < self._n_parallel:
                 self._active.append(job)  # it is taken at once, and needs no place to wait
-            else:
-                self._wait(job)
+            elif left := self._queue.put(job.client, job):
+                self._deliver(left, many_wait(len(self._queue)))
             self._wake.notify_all()
-
-    def _wait(self, job: Job) -> None:
-        try:
-            left = self._queue.put(job.client, job)
-        except Full:
-            raise many_wait(len(self._queue)) from None
-        if left is not None:
-            self._deliver(left, many_wait(len(self._queue)))
 
     def cancel(self, job: Job) -> None:
         """Stop a job within a chunk of its prompt, or a token. It gets no more events."""
