@@ -100,6 +100,15 @@ def opened(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
         yield f
 
 
+def made_folder(path: Path, to_do: str, mode: int = 0o777) -> None:
+    """Have a folder. Raises BadInput, one line that ends with `to_do`, if there can be none."""
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise BadInput(f"'{path}' cannot be made a folder ({why}); {to_do}") from None
+
+
 def expanded(path: str | os.PathLike[str]) -> Path:
     """`path` with the user's folder for ~. Raises BadInput, one line, for what can be no name."""
     name = os.fspath(path)

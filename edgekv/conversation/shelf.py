@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.base.files import expanded
+from edgekv.base.files import expanded, made_folder
 from edgekv.conversation import session
 from edgekv.conversation.holder import Holder
 from edgekv.conversation.losses import Losses
@@ -49,11 +49,7 @@ class Shelf:
         self._files: dict[Path, os.stat_result] = {}
         """Of anybody, as far as is known; the one used first comes first."""
         self._looked = -math.inf
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            why = error.strerror or error
-            raise BadInput(f"'{folder}' cannot be made a folder ({why}); name another") from None
+        made_folder(self.folder, "name another", 0o700)
 
     def entries(self, llm: Holder, losses: Losses) -> Iterator[Entry]:
         """What an earlier process left for this model and settings. losses: hear of the others."""

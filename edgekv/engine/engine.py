@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.base.files import made_folder
 from edgekv.base.machine import lies_in_memory
 from edgekv.base.stats import Progress, StageClock
 from edgekv.choice.settings import Settings
@@ -88,12 +89,7 @@ class Engine:
                 f"the index of kv_recall alone takes {100 * index / full:.1f} % of a full cache:"
                 " give a larger kv_ratio, or leave kv_recall out"
             )
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(
-                f"{folder} cannot be made ({error.strerror}); name another folder"
-            ) from None
+        made_folder(Path(folder), "name another folder")
         try:
             self.store.archive(folder, self.settings.recall, self.index_bits)
         except Unsupported:

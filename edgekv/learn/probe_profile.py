@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.files import made_folder
 from edgekv.base.stats import Progress
 from edgekv.errors import BadInput, Unsupported
 from edgekv.learn import contest, surrogate
@@ -154,13 +155,7 @@ def cache(
     Raises as `make`, and BadInput if the cache cannot be written.
     """
     target = cached(identify(path))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of"
-            " your own"
-        ) from None
+    made_folder(target.parent, "use --kv-profile none or a file of your own")
     learned = [text for name, text in named_texts().items() if name not in contest.ASKED]
     profile = _without_contest(target, path, hash_of(learned))
     if profile is not None and not holds_contest:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgekv.base.files import made_folder
 from edgekv.errors import BadInput
 from edgekv.model.identity import Identity, identify
 from edgekv.profiles.file import Profile, read, write
@@ -69,10 +70,7 @@ def pack(models: Iterable[str], folder: Path) -> list[Path]:
     Raises BadInput, also if the folder has something else under their names.
     """
     profiles = [profile for path in models for profile in own(path)]
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"'{folder}' cannot be made ({error.strerror}); name a folder") from None
+    made_folder(folder, "name another one")
     paths = [folder / name_of(profile) for profile in profiles]
     for profile, path in zip(profiles, paths, strict=True):
         write(profile, path)
@@ -97,10 +95,7 @@ def take(paths: Iterable[Path], model: Identity, may_replace: bool) -> list[Path
         if target.exists() and not may_replace:
             raise BadInput(f"there is a profile already: {target}; --replace takes the other one")
     for profile, target in zip(profiles, targets, strict=True):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"{target.parent} cannot be made ({error.strerror})") from None
+        made_folder(target.parent, "make room for it")
         write(profile, target, is_ours=True)
     return targets
 
