@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import field, fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import click
@@ -28,13 +28,19 @@ def option(*names: str, env: str | None = None, help: str, **attributes: Any) ->
     )
 
 
-def llama(*names: str, env: str = "", help: str, **attributes: Any) -> Decorator:
-    """An option of llama.cpp. env: its name in the environment behind LLAMA_ARG_; without it that
-    of the first long name.
+def llama(
+    *names: str, env: str = "", help: str, prefix: str = "LLAMA_ARG_", **attributes: Any
+) -> Decorator:
+    """An option of llama.cpp. env: its name in the environment behind `prefix`; without it that of
+    the first long name.
     """
     long = next(word for word in _words(names) if word.startswith("--")).partition("/")[0]
     env = env or long.removeprefix("--").replace("-", "_").upper()
-    return option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
+    return option(*names, env=prefix + env, help=help, **attributes)
+
+
+own = partial(llama, prefix="EDGEKV_")
+"""An option of edgekv's, which has a name in the environment too."""
 
 
 def declared(command: Callable[..., Any], options: Iterable[Decorator]) -> Callable[..., Any]:
@@ -68,14 +74,14 @@ def grouped(name: str, kind: type, options: Iterable[Decorator] = ()) -> Decorat
     """A decorator that adds the options of a dataclass' fields to a command, and then `options`. It
     passes their values as `name`, an instance of the class; other fields keep their defaults.
     """
-    own = [option for one in fields(kind) for option in one.metadata.get("options", ())]
+    fields_own = [option for one in fields(kind) for option in one.metadata.get("options", ())]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**values: Any) -> Any:
             return command(**{name: _made(kind, "", values)}, **values)
 
-        return declared(call, [*own, *options])
+        return declared(call, [*fields_own, *options])
 
     return decorate
 

@@ -17,7 +17,7 @@ from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH
 from edgekv.chat.drafts import AUTO, MOST, MTP, TYPES, Drafting, check_types
 from edgekv.choice.config import KVConfig, option_of
-from edgekv.commands.declare import Decorator, declared, given_by, grouped, llama_field
+from edgekv.commands.declare import Decorator, declared, given_by, grouped, llama_field, own
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.loading_options import LOADING
@@ -58,8 +58,7 @@ def kv_option(field_name: str) -> Decorator:
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         return option.check(value, param.opts[0])
 
-    env = f"EDGEKV_KV_{one.name.upper()}"
-    return _option(name, env=env, help=option.help, callback=check, **attributes)
+    return own(name, help=option.help, callback=check, **attributes)
 
 
 @dataclass(frozen=True)

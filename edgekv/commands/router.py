@@ -15,6 +15,7 @@ import click
 from edgekv.commands.declare import is_typed
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
+from edgekv.commands.declare import own as _own
 from edgekv.commands.values import size
 from edgekv.errors import BadInput
 from edgekv.serve.options import ServeOptions
@@ -63,9 +64,8 @@ OPTIONS = (
         help="Models that are loaded at a time at most; 0: any number. The one used longest ago"
         " leaves.",
     ),
-    _option(
+    _own(
         "--models-memory",
-        env="EDGEKV_MODELS_MEMORY",
         metavar="SIZE",
         callback=size,
         help="Memory that loaded models may take; without it a model is loaded if its files fit"
@@ -84,9 +84,8 @@ OPTIONS = (
         callback=_seconds,
         help="How long a model stays without a request, such as 30s or 1h; -1: always.",
     ),
-    _option(
+    _own(
         "--allow-pull",
-        env="EDGEKV_ALLOW_PULL",
         is_flag=True,
         help="Let clients download models of Hugging Face's: /api/pull.",
     ),

@@ -17,6 +17,7 @@ from edgekv.commands import llama_server, router
 from edgekv.commands.declare import Decorator, grouped
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
+from edgekv.commands.declare import own as _own
 from edgekv.commands.embedding import EmbeddingOptions
 from edgekv.commands.first_use import WHAT
 from edgekv.commands.later import Later
@@ -127,10 +128,9 @@ OPTIONS: tuple[Decorator, ...] = (
         " name of its file.",
     ),
     _llama("--tags", metavar="WORD,...", help="Words that the list of models has with the model."),
-    _option(
+    _own(
         "--cors-origin --cors-origins",
         "cors_origins",
-        env="EDGEKV_CORS_ORIGIN",
         multiple=True,
         metavar="ORIGIN,...",
         callback=_origins,
@@ -140,10 +140,9 @@ OPTIONS: tuple[Decorator, ...] = (
     _llama(
         "--ui/--no-ui page --webui/--no-webui", default=USUAL.page, help="Have a page to chat at /."
     ),
-    _option(
+    _own(
         "--allow-host",
         "allow_hosts",
-        env="EDGEKV_ALLOW_HOST",
         multiple=True,
         metavar="NAME",
         help="Answer requests to this name of the server, such as chat.example.org; again for more,"
@@ -173,30 +172,26 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Memory in MiB for conversations that wait; 0: none, -1: no limit; without it 8192,"
         " or half of what is free.",
     ),
-    _option(
+    _own(
         "--cache-disk",
-        env="EDGEKV_CACHE_DISK",
         metavar="FOLDER",
         help="Where conversations go that do not fit; a later start finds them.",
     ),
-    _option(
+    _own(
         "--cache-disk-size",
-        env="EDGEKV_CACHE_DISK_SIZE",
         metavar="SIZE",
         callback=size,
         help="Size of that folder at most, and of the archives of conversations in memory; without"
         " it 16GiB.",
     ),
-    _option(
+    _own(
         "--max-queue",
-        env="EDGEKV_MAX_QUEUE",
         type=click.IntRange(0, 65536),
         default=USUAL.max_queue,
         help="Requests that may wait; more get status 503.",
     ),
-    _option(
+    _own(
         "--max-request",
-        env="EDGEKV_MAX_REQUEST",
         default=f"{USUAL.max_request // 2**20}MiB",
         metavar="SIZE",
         callback=size,
@@ -228,9 +223,8 @@ OPTIONS: tuple[Decorator, ...] = (
         callback=_folder,
         help="Let clients save conversations to files of this folder, and restore them: /slots.",
     ),
-    _option(
+    _own(
         "--ignore-prefix",
-        env="EDGEKV_IGNORE_PREFIX",
         metavar="REGEX",
         callback=_pattern,
         help="Text at the front of the first message, such as a date, that is not compared; that of"
