@@ -46,12 +46,8 @@ def make_profile(
     """
     from edgekv.learn import probe_profile
 
-    options: dict[str, Any] = {
-        "n_gpu_layers": n_gpu_layers,
-        "override_tensor": override_tensor,
-        "cpu_moe": cpu_moe,
-        "n_cpu_moe": n_cpu_moe,
-    }
+    places = dict(override_tensor=override_tensor, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe)
+    options: dict[str, Any] = {"n_gpu_layers": n_gpu_layers, **places}
     if n_threads is not None:
         options |= {"n_threads": n_threads, "n_threads_batch": n_threads}
     probe_profile.cache(str(path), progress, **options)

@@ -320,13 +320,8 @@ class Llama(Answering):
         starts anew.
         """
         with self.guard.use():
-            wishes = {
-                "ratio": ratio,
-                "budget": budget,
-                "method": method,
-                "budget_mb": budget_mb,
-                "memory": memory,
-            }
+            limits = dict(ratio=ratio, budget=budget, budget_mb=budget_mb, memory=memory)
+            wishes = {**limits, "method": method}
             given = {name: value for name, value in wishes.items() if value is not None}
             # takes the place of an earlier budget, but a limit for the cache stands
             if ratio is not None:
@@ -350,16 +345,11 @@ class Llama(Answering):
             return replace(stats, n_bytes_draft=n_bytes_draft, recall_gain=gain)
 
     def _kv_own_stats(self) -> KVStats:
+        turn = self.turn
         if self.engine is None:
-            return statistics.uncompressed(self, self._kv_note, self.turn.prefill_ms)
-        return statistics.compressed(
-            self,
-            self.engine,
-            self.settings,
-            self.turn.prefill_ms,
-            self.turn.stage_ms,
-            self.turn.checkpoints.n_bytes,
-        )
+            return statistics.uncompressed(self, self._kv_note, turn.prefill_ms)
+        took, saved = (turn.prefill_ms, turn.stage_ms), turn.checkpoints.n_bytes
+        return statistics.compressed(self, self.engine, self.settings, *took, saved)
 
     def kv_save(self, path: str, note: Any = None) -> None:
         """Save the conversation (tokens, cache, what its next compression needs) to a file.

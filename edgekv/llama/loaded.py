@@ -118,11 +118,9 @@ class LoadedModel(Face):
             kind.check(path, writes=not kwargs.get("embedding"))
         if self.has_mtp:
             mtp.check(path)
-        self._kv_places: dict[str, Any] = {
-            "override_tensor": override_tensor,
-            "cpu_moe": cpu_moe,
-            "n_cpu_moe": n_cpu_moe,
-        }
+        self._kv_places: dict[str, Any] = dict(
+            override_tensor=override_tensor, cpu_moe=cpu_moe, n_cpu_moe=n_cpu_moe
+        )
         self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
         self._kv_places["repack"] = repack
         if repack is None:
@@ -431,9 +429,7 @@ class LoadedModel(Face):
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back."""
-        if not self._kv_asks_for_drafts:
-            return
-        if settings.archive_folder is not None:
+        if self._kv_asks_for_drafts and settings.archive_folder is not None:
             raise BadInput(
                 "with an archive tokens are written one by one: leave drafts (spec_type,"
                 " draft_model) out, or kv_archive and kv_recall"
@@ -441,23 +437,18 @@ class LoadedModel(Face):
 
     def _kv_check_memory(self, settings: Settings) -> None:
         """Raises BadInput if the cache cannot stay within `kv_memory`, whatever the prompt."""
-        if settings.memory is None:
+        s = settings
+        if s.memory is None:
             return
         if self.engine is not None:
-            rows_within(
-                self.engine.store.layers,
-                settings.memory,
-                settings.tail,
-                settings.window,
-                settings.sink,
-            )
+            rows_within(self.engine.store.layers, s.memory, s.tail, s.window, s.sink)
             return
-        if settings.compresses and not self._kv_note:
+        if s.compresses and not self._kv_note:
             return  # the next prompt gets a context with a store
         n_bytes = statistics.uncompressed(self, "", 0).n_bytes
-        if n_bytes > settings.memory:
+        if n_bytes > s.memory:
             raise BadInput(
-                f"kv_memory {size_text(settings.memory)} is less than this model's whole cache of"
+                f"kv_memory {size_text(s.memory)} is less than this model's whole cache of"
                 f" {size_text(n_bytes)}, which cannot be compressed"
                 f" ({self._kv_note or 'method full'}): give a smaller -c or smaller cache types"
                 " (-ctk, -ctv)"
