@@ -20,11 +20,11 @@ namespace {
 enum class wait { nothing, block, warp, end };
 
 struct fiber : thread {
-    // only to begin with: it saves signals at every switch, jmp_buf does not
+    // only to begin with, once: it saves signals at every switch, jmp_buf does not
     ucontext_t context;
     jmp_buf at;
     std::unique_ptr<char[]> stack { new char[STACK] };
-    bool begun = false;
+    bool begun = false; // stays: behind the end of one block a fiber waits for the next
     wait waits = wait::nothing;
     size_t n_given = 0; // bytes of the exchange it waits in
     int turn = 0;       // exchanges so far
@@ -54,11 +54,12 @@ void suspend(wait reason) {
 }
 
 void enter() {
-    if (body.at_begin) body.at_begin();
-    (*body.kernel)();
-    if (body.at_end) body.at_end();
-    self().waits = wait::end;
-    _longjmp(scheduler, 1);
+    for (;;) {
+        if (body.at_begin) body.at_begin();
+        (*body.kernel)();
+        if (body.at_end) body.at_end();
+        suspend(wait::end);
+    }
 }
 
 void resume(fiber & f) {
@@ -99,7 +100,6 @@ void run_block(int n) {
     for (int i = 0; i < n; ++i) {
         fiber & f = *fibers[i];
         f.index = size3((unsigned) i, 0, 0);
-        f.begun = false;
         f.waits = wait::nothing;
         f.turn = 0;
         f.n_given = 0;
