@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 
 from tests import lib
-from tests.reference.model import Reference
+
+if TYPE_CHECKING:  # torch, which many children of tests do without, takes a second to import
+    from tests.reference.model import Reference
 
 TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 MAX_NMSE = {
