@@ -44,6 +44,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that compile first, then those with other slow tests: processes that share the
+    tests end together where short ones are left.
+    """
+    compile_first = {"test_cuda.py", "test_native.py", "test_vulkan.py"}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, item.path.name not in compile_first))
+
+
 def pytest_unconfigure() -> None:
     """llama-cpp-python leaves two files open, which is a warning, and warnings are errors."""
     if bindings := sys.modules.get("edgekv.llama_cpp._utils"):
