@@ -3,8 +3,8 @@ its own: a backend once loaded stays.
 
 `python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device"}, and
 writes what came out as JSON; with "fails" what a device that fails leads to. "hidden": where hidden
-states wait. "brief": fewer methods, and no turn that is cancelled. Without a device it is the GPU
-that the library was built for.
+states wait. "brief": fewer tokens and methods, and no turn that is cancelled. Without a device it
+is the GPU that the library was built for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests import models
 from tests.engine import feed, load, positions, random_profile, read, share
 from tests.lib import nmse
 
-N_PROMPT = 500
+N_PROMPT, N_BRIEF = 500, 300
+"""Tokens of a prompt: more than one chunk, and more than any head keeps."""
 LONG = (744, 616)
 """Tokens of two turns of many windows. The scratch slides just before the last eight of each."""
 METHODS = ("snapkv", "cake", "h2o", "kvzap")
@@ -45,7 +46,7 @@ def tokens(n: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist()
 
 
-def ragged(path: Path, kind: str, method: str, **options: Any) -> np.ndarray:
+def ragged(path: Path, kind: str, method: str, n: int, **options: Any) -> np.ndarray:
     """Logits of a conversation over heads of different length: a prompt, single tokens, some at
     once, a turn, single tokens.
     """
@@ -55,13 +56,13 @@ def ragged(path: Path, kind: str, method: str, **options: Any) -> np.ndarray:
         .integers(40, 300, llm.kv_stats().kept.shape)
         .astype(np.int32)
     )
-    first = read(llm, tokens(N_PROMPT, 0), tokens(4, 1))
+    first = read(llm, tokens(n, 0), tokens(4, 1))
     llm.eval(tokens(10, 2))
     llm.eval(tokens(200, 3))
     return np.concatenate([first, feed(llm, tokens(70, 4))])  # tails grow
 
 
-def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
+def kept(path: Path, kind: str, method: str, n: int, **options: Any) -> list[set[int]]:
     """Token indices that stay in each layer and head."""
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "profile.gguf")
@@ -74,7 +75,7 @@ def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
             kv_profile=str(profile),
             **options,
         )
-    llm.eval(tokens(N_PROMPT, 0))
+    llm.eval(tokens(n, 0))
     return [set(rows.tolist()) for layer in positions(llm) for rows in layer]
 
 
@@ -244,22 +245,22 @@ def main() -> None:
         print(json.dumps(sliding(path, kind, job["device"])))
         return
     brief = job.get("brief", False)
-    drawn, methods = (DRAWN[:2], TRIED) if brief else (DRAWN, METHODS)
+    drawn, methods, n = (DRAWN[:2], TRIED, N_BRIEF) if brief else (DRAWN, METHODS, N_PROMPT)
     os.environ["EDGEKV_ATTEND"] = (
         "graph"  # a prompt goes through the same upstream attention as on a device
     )
-    expected = {method: ragged(path, kind, method) for method in drawn}
-    expected_rows = {method: kept(path, kind, method) for method in methods}
+    expected = {method: ragged(path, kind, method, n) for method in drawn}
+    expected_rows = {method: kept(path, kind, method, n) for method in methods}
     del os.environ["EDGEKV_ATTEND"]
     device = load_device(job["device"]) if job["device"] else None
     there = {"n_gpu_layers": 99, "kv_hidden": job.get("hidden", "f32")}
     assert any(d["name"].upper() != "CPU" for d in facts.devices()), "there is no device"
     if not brief:
         for method in TRIED:
-            kept(path, kind, method, **there)
+            kept(path, kind, method, n, **there)
     tried = kernel_calls()
-    got = {method: ragged(path, kind, method, **there) for method in drawn}
-    rows = {method: kept(path, kind, method, **there) for method in methods}
+    got = {method: ragged(path, kind, method, n, **there) for method in drawn}
+    rows = {method: kept(path, kind, method, n, **there) for method in methods}
     calls = kernel_calls()
     result = {
         "nmse": {m: nmse(got[m], expected[m]) for m in drawn},
@@ -280,7 +281,7 @@ def main() -> None:
         "n_graphs": [device.fake_device_n_graphs(on) for on in (True, False)]
         if hasattr(device, "fake_device_n_graphs")
         else None,
-        "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4)
+        "n_pinned": device.fake_device_n_pinned(n * load(path, kind).n_embd() * 4)
         if hasattr(device, "fake_device_n_pinned")
         else None,
     }
