@@ -1168,6 +1168,26 @@ runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
 """
 
 
+HELP = """
+import sys
+from edgekv.__main__ import main
+sys.argv = ["edgekv", "--help"]
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def test_help_loads_nothing_that_takes_long():
+    done = subprocess.run(
+        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "Usage: edgekv" in done.stdout
+    heavy = {"numpy", "gguf", "jinja2", "torch", "edgekv.llama_cpp", "edgekv.native", "fastapi"}
+    assert not heavy & set(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     "module", ["edgekv.errors", "edgekv.__main__", "click", "numpy", "edgekv.llama.llama", "jinja2"]
 )

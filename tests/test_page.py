@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 from edgekv.commands.load import end_tokens
 from edgekv.serve import extract, listening
 from edgekv.serve.job import Job

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 from edgekv.serve.options import ServeOptions
 from tests import agents, archs, models
 from tests.chats import TEMPLATE

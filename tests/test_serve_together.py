@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgekv import native
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 from edgekv.chat.template import Syntax
 from edgekv.errors import StepFailed
 from edgekv.serve.conversations import ServerConversations

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 from edgekv.chat.template import Syntax
 from edgekv.commands.serve import serve_options
 from edgekv.conversation.pool import Conversations

@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from edgekv.choice.choose import learns, wants_predictions
-from edgekv.commands.later import Later
+from edgekv.commands.later import WHAT, Later
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 
-WHAT = "one-time preparation of this model"
 SKIPPED = (
     "starting without the preparation: documents are read slower, the next start goes on with it"
 )

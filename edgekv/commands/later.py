@@ -10,6 +10,8 @@ from typing import Any
 
 from edgekv.commands.options import EngineOptions
 
+WHAT = "one-time preparation of this model"
+
 
 class Later:
     """A process that lets methods compete on a model (`edgekv.learn.contest`), at most one. It

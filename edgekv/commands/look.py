@@ -14,7 +14,6 @@ from edgekv.commands.report import mib, percent
 from edgekv.documents.extract import document_text
 from edgekv.errors import BadInput, Unsupported
 from edgekv.kept import look_page
-from edgekv.kept.tokens import kept_by, pieces
 
 
 @click.command("look", short_help="Show which tokens of a document stay in the cache.")
@@ -34,6 +33,7 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     text = document_text(document)
     named = {f"'{encodable(document)}'": text}
     from edgekv.commands.load import load_llama
+    from edgekv.kept.tokens import kept_by, pieces
 
     llm = load_llama(engine, documents=named)
     if llm.engine is None:

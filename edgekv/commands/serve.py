@@ -19,8 +19,7 @@ from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.declare import own as _own
 from edgekv.commands.embedding import EmbeddingOptions
-from edgekv.commands.first_use import WHAT
-from edgekv.commands.later import Later
+from edgekv.commands.later import WHAT, Later
 from edgekv.commands.options import EngineOptions, SamplingOptions, drafts_options, engine_and_words
 from edgekv.commands.report import recall_line
 from edgekv.commands.values import size
@@ -310,7 +309,7 @@ def _with_usual(
     options: ServeOptions, llm: Llama, engine: EngineOptions, drawn: SamplingOptions
 ) -> ServeOptions:
     """The options, with how tokens are drawn where a request says nothing."""
-    from edgekv.chat.sampler import Sampling
+    from edgekv.chat.sampling import Sampling
     from edgekv.commands.load import sampling_arguments
 
     said = sampling_arguments(llm, drawn)

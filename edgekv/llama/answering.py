@@ -19,7 +19,8 @@ from edgekv.chat import completion, parts
 from edgekv.chat.drafts import NGRAMS, Drafts, First
 from edgekv.chat.guesses import Guesses
 from edgekv.chat.ngrams import Ngrams
-from edgekv.chat.sampler import Sampler, Sampling
+from edgekv.chat.sampler import Sampler
+from edgekv.chat.sampling import Sampling
 from edgekv.chat.source import Words
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
 from edgekv.errors import BadInput

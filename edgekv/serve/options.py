@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 
 REASONING = ("auto", "none", "deepseek")
 THINKS = ("on", "off", "auto")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 from edgekv.errors import BadInput
 
 TOKENS_MOST = 2**31 - 1

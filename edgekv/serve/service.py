@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from edgekv.chat.sampler import SAMPLERS, Sampling
+from edgekv.chat.sampling import SAMPLERS, Sampling
 from edgekv.chat.specials import encoded, end_tokens
 from edgekv.chat.template import Chat
 from edgekv.conversation import by_text

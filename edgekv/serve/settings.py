@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from edgekv.chat.sampler import SAMPLERS, Sampling
+from edgekv.chat.sampling import SAMPLERS, Sampling
 from edgekv.serve.request import Request
 
 ANY_SEED = 2**32 - 1

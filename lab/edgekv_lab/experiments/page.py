@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampling import Sampling
 from edgekv.commands.declare import option
 from edgekv.serve.options import ServeOptions
 from edgekv_lab.experiments.checkout import root
