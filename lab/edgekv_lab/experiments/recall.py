@@ -8,8 +8,8 @@ index among them. "question" is the time from a question to the first token of i
 word" that of one token behind it: medians. A cache is RATIO or RATIO+RECALL (+0: with an archive
 alone), or the cache type of a full one; `f16:64` is read in chunks of 64 tokens, which says how
 much of a difference is that of sums in another order, and `f16:fast` with edgekv's products and
-attention (--kv-fast-prefill), how much is that of kernels. --reference names another cache than
-llama.cpp's own f16 that answers.
+attention (--kv-fast-prefill), how much is that of kernels; `f16:fast:64` is both. --reference names
+another cache than llama.cpp's own f16 that answers.
 
 With --turns there are -n questions about the first text of each file, all in one conversation: each
 cache reads the full cache's answers before the next question. With --families or --needles each
@@ -77,10 +77,10 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
         how |= {"kv_ratio": float(ratio), "kv_recall": float(recall or 0)}
         how |= {"kv_archive": "temporary" if recall else "off"}
     else:
-        name, _, more = cache.partition(":")
+        name, *more = cache.split(":")
         how = {"kv_method": "full", "type_k": KINDS[name], "type_v": KINDS[name]}
-        how |= {"kv_fast_prefill": more == "fast", "flash_attn": True}
-        how |= {"n_ubatch": int(more) if more.isdigit() else 512}
+        how |= {"kv_fast_prefill": "fast" in more, "flash_attn": True}
+        how |= {"n_ubatch": next((int(n) for n in more if n.isdigit()), 512)}
     return edgekv.Llama(model, n_ctx=n_ctx, n_threads=threads, verbose=False, **how)
 
 
