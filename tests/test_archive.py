@@ -253,7 +253,7 @@ def test_files_have_no_name(tiny, text, tmp_path):
         ({"kv_recall": "much"}, "kv_recall much"),
         ({"kv_archive": ""}, "kv_archive"),
         ({"kv_archive": "/dev/null/x"}, "cannot be made"),
-        ({"kv_ratio": 0.02, "kv_recall": 0.05}, "index of kv_recall alone takes 2.7 %"),
+        ({"kv_ratio": 0.02, "kv_recall": 0.05}, "index of kv_recall alone takes 2.6 %"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(tiny, options, says):

@@ -13,6 +13,8 @@ from edgekv.native import LayerInfo
 BLOCK = 32
 """Keys whose codes lie together."""
 MOST_BITS = 128
+EACH = 128
+"""Tokens for each of the groups, of those that they are made of."""
 
 
 def bits_for(ratio: float) -> int:
@@ -34,5 +36,13 @@ def _of_head(d_k: int, d_v: int, n_tokens: int, bits: int) -> int:
     dims = min(d_k, 3 * parts)
     codebook = dims * (d_k * 2 if d_k % 32 else d_k * 34 // 32) + dims * 32 + 4 * (d_k + parts)
     codes = ceil(n_tokens / BLOCK) * (16 * parts + 4)
-    groups = min(n_tokens // 128, 64) * (2 * (d_k + d_v) + 4)
+    groups = min(_found(n_tokens) // EACH, 64) * (2 * (d_k + d_v) + 4)
     return codebook + codes + groups
+
+
+def _found(n_tokens: int) -> int:
+    """The first tokens, whose keys groups are made of: their number grows by a quarter at a time."""
+    found = min(n_tokens, EACH)
+    while found >= EACH and found * 5 // 4 <= n_tokens:
+        found = found * 5 // 4
+    return found

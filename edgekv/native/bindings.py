@@ -22,8 +22,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 from edgekv.native.infos import LayerInfo, MemoryInfo
@@ -142,7 +140,8 @@ class _Array:
         self._pointer = pointer
 
     def from_param(self, given: Any) -> Any:
-        return given.ctypes.data_as(self._pointer) if isinstance(given, np.ndarray) else given
+        # numpy is not imported here: where nothing is installed, the library's absence is said
+        return given.ctypes.data_as(self._pointer) if hasattr(given, "ctypes") else given
 
 
 class Status(c_int):

@@ -117,12 +117,12 @@ struct edgekv_recalled {
     const int32_t * members;
     float scale, softcap;
 };
-// k-means of the keys of the rows that are not resident: fills in the labels of all rows, and means
-// and members of up to n_groups; how many there are. Of `a` n, sizes, rows and residents count.
-// Where the first n_before rows have labels already there is no k-means: later rows go to the
-// nearest of the n_groups keys
-GGML_BACKEND_API int edgekv_cpu_recall_groups(const struct edgekv_recalled * a, int n_before,
-    int n_groups, uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members);
+// Up to n_groups by k-means of the keys of the first n_found rows; how many there are. Fills in the
+// labels of all rows but the first n_before, which have them, and means and members without the
+// residents. Of `a` n, sizes, rows and residents count
+GGML_BACKEND_API int edgekv_cpu_recall_groups(const struct edgekv_recalled * a, int n_found,
+    int n_before, int n_groups, uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values,
+    int32_t * members);
 // q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend.
 // Returns how many rows it looked up
 GGML_BACKEND_API int edgekv_cpu_recall(

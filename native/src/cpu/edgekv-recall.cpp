@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -274,11 +275,6 @@ struct k_means {
         }
     }
 
-    void set(const ggml_fp16_t * keys) {
-        centres.resize((size_t) n_groups * a.d_k);
-        ggml_cpu_fp16_to_fp32(keys, centres.data(), (int64_t) centres.size());
-    }
-
     // from some of the rows; a centre without rows stays where it is
     void find(const std::vector<int32_t> & rows) {
         const size_t d = a.d_k, step = std::max<size_t>(1, rows.size() / LOOKED_AT);
@@ -299,22 +295,22 @@ struct k_means {
     }
 };
 
-// A group without rows keeps what it has
-void means_of_groups(const edgekv_recalled & a, const std::vector<int32_t> & rows, int n_groups,
-    const uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
+// of their rows that are not resident; without any it is 0
+void means_of_groups(const edgekv_recalled & a, int n_groups, const uint8_t * label,
+    ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
     std::fill(members, members + n_groups, 0);
-    for (int r : rows) ++members[label[r]];
+    for (int r = 0; r < a.n; ++r)
+        if (!is_resident(a, r)) ++members[label[r]];
     const auto mean = [&](ggml_type type, const char * from, size_t nb, int d, ggml_fp16_t * to) {
         std::vector<float> sums((size_t) n_groups * d), x(d);
-        for (int r : rows) {
+        for (int r = 0; r < a.n; ++r) {
+            if (is_resident(a, r)) continue;
             edgekv_cpu_rows_to_f32(type, from, nb, r, 1, d, x.data());
             ggml_vec_acc_f32(d, &sums[(size_t) label[r] * d], x.data());
         }
-        for (int g = 0; g < n_groups; ++g) {
-            if (members[g] == 0) continue;
-            ggml_vec_scale_f32(d, &sums[(size_t) g * d], 1.0f / (float) members[g]);
-            ggml_cpu_fp32_to_fp16(&sums[(size_t) g * d], to + (size_t) g * d, d);
-        }
+        for (int g = 0; g < n_groups; ++g)
+            ggml_vec_scale_f32(d, &sums[(size_t) g * d], 1.0f / (float) std::max(members[g], 1));
+        ggml_cpu_fp32_to_fp16(sums.data(), to, (int64_t) sums.size());
     };
     mean(a.type_k, a.k, a.nb_k, a.d_k, keys);
     mean(a.type_v, a.v, a.nb_v, a.d_v, values);
@@ -322,20 +318,20 @@ void means_of_groups(const edgekv_recalled & a, const std::vector<int32_t> & row
 
 } // namespace
 
-int edgekv_cpu_recall_groups(const edgekv_recalled * recalled, int n_before, int n_groups,
-    uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
+int edgekv_cpu_recall_groups(const edgekv_recalled * recalled, int n_found, int n_before,
+    int n_groups, uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members) {
     const auto & a = *recalled;
-    std::vector<int32_t> rows, later;
-    for (int r = 0; r < a.n; ++r) {
-        if (!is_resident(a, r)) rows.push_back(r);
-        if (r >= n_before) later.push_back(r);
-    }
-    if (n_before == 0) n_groups = std::min({ n_groups, EDGEKV_GROUPS, (int) rows.size() });
+    n_groups = std::min({ n_groups, EDGEKV_GROUPS, n_found });
     if (n_groups <= 0) return 0;
+    const auto range = [](int begin, int end) {
+        std::vector<int32_t> rows(end - begin);
+        std::iota(rows.begin(), rows.end(), begin);
+        return rows;
+    };
     k_means found(a, n_groups);
-    if (n_before > 0) found.set(keys);
-    else found.find(rows);
-    found.each(later, 1, [&](int r, const float *, int g) { label[r] = (uint8_t) g; });
-    means_of_groups(a, rows, n_groups, label, keys, values, members);
+    found.find(range(0, n_found));
+    found.each(
+        range(n_before, a.n), 1, [&](int r, const float *, int g) { label[r] = (uint8_t) g; });
+    means_of_groups(a, n_groups, label, keys, values, members);
     return n_groups;
 }

@@ -24,7 +24,7 @@ int64_t edgekv_index::wants_from(int64_t begin, int64_t n_new, bool is_read) con
 void edgekv_index::put(int64_t begin, int64_t n_new, const float * keys) {
     if (n_new <= 0) return;
     if (begin + n_new < n) cut(begin + n_new);
-    n_grouped = std::min(n_grouped, begin);
+    forget_labels(begin);
     if (begin == 0) {
         basis.resize(n_dims * ggml_row_size(type, d));
         centres.resize((size_t) n_dims * EDGEKV_CENTRES);
@@ -48,9 +48,12 @@ void edgekv_index::cut(int64_t n_tokens) {
         n_seen = n;
         members.clear();
     }
-    n_grouped = std::min(n_grouped, n);
+    forget_labels(n);
     if (2 * n < n_judged) n_judged = 0; // most of what it was made of is gone: made anew
-    if (2 * n < n_found) n_grouped = 0; // as are the groups
+}
+
+void edgekv_index::forget_labels(int64_t from) {
+    n_grouped = from < n_found ? 0 : std::min(n_grouped, from); // groups are of those rows
 }
 
 void edgekv_index::set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens) {
@@ -65,19 +68,18 @@ std::vector<uint8_t> edgekv_index::group(const edgekv_recalled & rows) {
     edgekv_recalled a = rows;
     a.n = (int) n_seen;
     a.resident = resident.data();
-    if (group_k.empty() || 4 * n_seen > 5 * n_found) n_grouped = 0;
-    if (n_grouped == 0) n_found = n_seen;
-    const int n_groups =
-        n_grouped ? (int) (group_k.size() / a.d_k) : std::min(MOST_GROUPS, a.n / EACH);
+    const int64_t n_before = n_found;
+    n_found = std::min<int64_t>(n_seen, EACH);
+    while (n_found >= EACH && 5 * n_found / 4 <= n_seen) n_found = 5 * n_found / 4;
+    if (n_found != n_before) n_grouped = 0;
+    const int n_groups = std::min(MOST_GROUPS, (int) n_found / EACH);
     std::vector<uint8_t> label(n_seen);
     std::copy(rows.label, rows.label + n_grouped, label.begin());
     group_k.resize((size_t) n_groups * a.d_k);
     group_v.resize((size_t) n_groups * a.d_v);
     members.resize(n_groups);
-    members.resize(edgekv_cpu().recall_groups(&a, (int) n_grouped, n_groups, label.data(),
-        group_k.data(), group_v.data(), members.data()));
-    group_k.resize(members.size() * a.d_k);
-    group_v.resize(members.size() * a.d_v);
+    members.resize(edgekv_cpu().recall_groups(&a, (int) n_found, (int) n_grouped, n_groups,
+        label.data(), group_k.data(), group_v.data(), members.data()));
     n_grouped = n_seen;
     return label;
 }

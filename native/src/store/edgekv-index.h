@@ -27,10 +27,10 @@ public:
     // the store has the rows of these tokens, of n_tokens that may be recalled
     void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);
     // groups of those that it has not; a: shape, rows and their labels so far. The label of each
-    // row, for who recalls. Rows stay in their groups until a quarter more have come; groups that
-    // are made anew take a thread some time
+    // row, for who recalls. The groups are those of the first rows, whose number grows by a quarter
+    // at a time: they depend on the rows alone, not on turns or on who had labels before
     std::vector<uint8_t> group(const edgekv_recalled & a);
-    void forget_labels() { n_grouped = 0; } // they are lost
+    void forget_labels(int64_t from = 0); // those are lost, or of other rows
     // fills in what a token looks for, but rows, labels and shape; share: of the tokens, that a
     // token recalls of a usual head. A head whose attention is spread out recalls more of them
     void fill(edgekv_recalled & a, float share) const;
