@@ -41,7 +41,7 @@ def _of_head(d_k: int, d_v: int, n_tokens: int, bits: int) -> int:
 
 
 def _found(n_tokens: int) -> int:
-    """The first tokens, whose keys groups are made of: their number grows by a quarter at a time."""
+    """The first tokens, whose keys make the groups: their number grows by a quarter at a time."""
     found = min(n_tokens, EACH)
     while found >= EACH and found * 5 // 4 <= n_tokens:
         found = found * 5 // 4
