@@ -206,21 +206,21 @@ real() {
 shapes() {
     dry_or_engine || return
     local one
-    for one in ${EDGEKV_GPU_SHAPES:-gemma4-1b qwen3.5-0.8b lfm2-moe-1b}; do
+    for one in gemma4-1b qwen3.5-0.8b lfm2-moe-1b; do
         edgekv_bench "80-$one" "Random weights in the shape $one, $ngl layers on the GPU" --synthetic "$one:q4_0" \
             -p "$tokens" -n 16 --kv-method snapkv --full f16 --compare
     done
 }
 trace() {
     dry_or_engine || return
-    local trace=(nsys profile --trace cuda --cuda-graph-trace node --stats true --force-overwrite true --output "$parts/trace") model=$parts/traced.gguf
+    local trace=(nsys profile --trace cuda --cuda-graph-trace node --stats true --force-overwrite true --output "$parts/trace") model
     [ -z "${EDGEKV_GPU_DRY:-}" ] || { trace=(); shape=tiny; }
+    model=$parts/${shape/:/-}.gguf # the one of bench
     write_model "$model" || return
     step 90-prompt "Where the time of a prompt of $depth tokens goes" text "${trace[@]}" \
         "$python" -m edgekv_lab share -m "$model" -ngl "$ngl" --tokens "$depth" --hidden device --threads "$jobs"
     step 91-word "Where the time of 64 tokens behind $depth goes" text "${trace[@]}" \
         "$python" -m edgekv bench -m "$model" -ngl "$ngl" --kv-method snapkv -p 0 -n 64 -d "$depth" --fill repeat --full '' -r 1
-    rm -f "$model"
 }
 
 for stage in $stages; do $stage || failed=1; done

@@ -27,7 +27,8 @@ struct workspace {
     std::vector<const float *> from;
     std::vector<int32_t> weighed, n_weighed; // some of the rows that are left; how many of a group
     std::vector<float> differ;               // [n_query][n_groups] a logarithm
-    std::vector<float> powers, weights;      // of 2, of each that is weighed; their sums for groups
+    std::vector<float> powers,
+        weights; // of each that is weighed: logarithms to base 2, and what they are of
 };
 
 constexpr int WEIGHED = 1024; // rows that say how much those of groups differ

@@ -68,10 +68,10 @@ std::vector<uint8_t> edgekv_index::group(const edgekv_recalled & rows) {
     edgekv_recalled a = rows;
     a.n = (int) n_seen;
     a.resident = resident.data();
-    const int64_t n_before = n_found;
+    const int64_t last = n_found;
     n_found = std::min<int64_t>(n_seen, EACH);
     while (n_found >= EACH && 5 * n_found / 4 <= n_seen) n_found = 5 * n_found / 4;
-    if (n_found != n_before) n_grouped = 0;
+    if (n_found != last) n_grouped = 0;
     const int n_groups = std::min(MOST_GROUPS, (int) n_found / EACH);
     std::vector<uint8_t> label(n_seen);
     std::copy(rows.label, rows.label + n_grouped, label.begin());
