@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from edgekv.library import lib_dir
+from edgekv.models.found import remembered
 from tests import lib, models
 
 # Children that start in the checkout import its package, which has no libraries: they get those of
@@ -59,6 +60,13 @@ def pytest_unconfigure() -> None:
         bindings.outnull_file.close()
         bindings.errnull_file.close()
     _own.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_opened() -> Iterator[None]:
+    """A model that one test opened by its path is no name in the next test."""
+    yield
+    remembered.place().unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ class Remembered:
 def read() -> Remembered:
     """What is remembered; nothing if the file is damaged."""
     try:
-        with open_regular(_place()) as file:
+        with open_regular(place()) as file:
             text = file.read(_BYTES_MAX + 1)
         there = json.loads(text) if len(text) <= _BYTES_MAX else {}
         named = tuple(there["folders"])
@@ -75,9 +75,9 @@ def opened(path: str) -> None:
         size = os.path.getsize(path)
     except (OSError, ValueError):
         return
-    place, before = os.path.abspath(path), read()
-    others = [one for one in before.files if one.path != place]
-    now = Opened(place, size, int(time.time()))
+    here, before = os.path.abspath(path), read()
+    others = [one for one in before.files if one.path != here]
+    now = Opened(here, size, int(time.time()))
     _write(replace(before, files=(now, *others)))
 
 
@@ -119,7 +119,8 @@ def find_in_folders() -> Iterator[Found]:
             yield replace(one, name=f"{FOLDER}:{os.path.basename(root)}/{below}")
 
 
-def _place() -> Path:
+def place() -> Path:
+    """The file."""
     return folders.data() / "remembered.json"
 
 
@@ -130,8 +131,8 @@ def _is_place(path: Any) -> bool:
 def _write(what: Remembered) -> None:
     kept = Remembered(what.files[:_FILES_MAX], what.folders[-_FOLDERS_MAX:])
     try:
-        _place().parent.mkdir(parents=True, exist_ok=True)
-        with files.replaced(_place(), files.anything, "list of models") as f:
+        place().parent.mkdir(parents=True, exist_ok=True)
+        with files.replaced(place(), files.anything, "list of models") as f:
             f.write(json.dumps(asdict(kept), indent=1).encode())
     except (OSError, BadInput):
         return
