@@ -22,7 +22,7 @@ import numpy as np
 from edgekv.library import library_path
 from edgekv.model import facts
 from tests import models
-from tests.engine import feed, load, positions, random_profile, read, share
+from tests.engine import feed, load, logits, positions, random_profile, read, share
 from tests.lib import nmse
 
 N_PROMPT, N_BRIEF = 500, 300
@@ -108,6 +108,57 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.n
         first.kv_save(str(Path(folder, "chat")))
         loaded.kv_load(str(Path(folder, "chat")))
     return tuple(feed(llm, tokens(4, 3)) for llm in (first, cancelled, loaded))
+
+
+def recalling(
+    path: Path, kind: str, folder: str, recall: float = 0.05, **options: Any
+) -> dict[str, Any]:
+    """A conversation whose tokens are recalled: prompt, tokens one by one, some at once, a turn
+    behind all tokens, and, without windows, the same turn again behind the way back.
+
+    logits: [.., n_vocab] of tokens that recall, turns: of tokens that need not; n_bytes: that were
+    looked up, of the index, and of the archive.
+    """
+    llm = load(
+        path,
+        kind,
+        kv_ratio=share(0.3, kind),
+        kv_method="random",
+        kv_archive=folder,
+        kv_recall=recall,
+        **options,
+    )
+    first = read(llm, tokens(N_PROMPT, 0), tokens(20, 1))
+    several = feed(llm, tokens(8, 2))
+    turns, back = [], llm.n_tokens
+    while not turns or (len(turns) < 2 and llm.back_to(back)):
+        llm.eval(tokens(200, 3))
+        turns.append(logits(llm))
+    assert len(turns) == 2 or any(layer.n_swa for layer in llm.engine.store.layers)
+    after = feed(llm, tokens(20, 4))
+    memory = llm.engine.store.memory()
+    return {
+        "logits": np.concatenate([first, several, after]),
+        "turns": np.array(turns),
+        "n_bytes": [memory.bytes_recalled, memory.bytes_index, memory.bytes_archive],
+    }
+
+
+def beside(path: Path, kind: str, device: str) -> dict[str, Any]:
+    """What is recalled with all layers on a device, beside the same on the CPU; without: how far it
+    would be if nothing was recalled.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        here = recalling(path, kind, folder)
+        without = recalling(path, kind, folder, recall=0)
+        load_device(device)
+        there = recalling(path, kind, folder, n_gpu_layers=99)
+    return {
+        "logits": nmse(there["logits"], here["logits"]),
+        "turns": nmse(there["turns"], here["turns"]),
+        "without": nmse(without["logits"], here["logits"]),
+        "n_bytes": [there["n_bytes"], here["n_bytes"]],
+    }
 
 
 def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[str]:
@@ -240,6 +291,9 @@ def main() -> None:
     if job.get("fails"):
         run = failing_tokens if job["fails"] == "tokens" else failing
         print(json.dumps(run(path, kind, load_device(job["device"]), n_gpu_layers=99)))
+        return
+    if job.get("recalls"):
+        print(json.dumps(beside(path, kind, job["device"])))
         return
     if job.get("slides"):
         print(json.dumps(sliding(path, kind, job["device"])))

@@ -71,6 +71,28 @@ def test_hidden_states_may_wait_on_the_device(tiny, name, kind):
     check(result | {"n_pinned": None}, kind, basis=name == "gemma3")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "device"),
+    [
+        ("llama-gqa", "f16", "fake-device.so"),
+        pytest.param("llama-d128", "q8_0", "fake-device.so", marks=pytest.mark.slow),
+        pytest.param("gemma3", "f16", "fake-device.so", marks=pytest.mark.slow),
+        pytest.param("qwen2", "q5_1", "fake-device.so", marks=pytest.mark.slow),
+        pytest.param("llama-gqa", "q8_0", "fake-metal.so", marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_of_a_device_are_recalled_from_main_memory(tiny, name, kind, device):
+    """Those that the CPU finds, where quantised rows are rounded later."""
+    done = ask_device(tiny(name), kind, program(device), {"recalls": True})
+    result = json.loads(done.stdout.splitlines()[-1])
+    # a logit that is rounded differently may bring another row
+    assert result["logits"] < 0.05 * result["without"], result
+    assert result["turns"] < (1e-5 if kind == "f16" else 2e-3), result
+    (recalled, index, archive), (recalled_here, index_here, archive_here) = result["n_bytes"]
+    assert index == index_here > 0 and 0 < archive <= archive_here
+    assert recalled / archive == pytest.approx(recalled_here / archive_here, rel=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("device", ["fake-device.so", "fake-metal.so"])
@@ -137,8 +159,8 @@ def test_metal_is_given_no_chunk_of_a_prompt_that_would_take_it_seconds(tiny):
 @pytest.mark.parametrize(
     "fault",
     """
-        attend long sinks softcap windows alibi score long_score gather odd_gather predict nearest
-        fold
+        attend long sinks softcap windows alibi recalled score long_score gather odd_gather predict
+        nearest fold
     """.split(),
 )
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
@@ -152,7 +174,7 @@ def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
     # rows that do not arrive put everything in doubt, the others themselves
     assert (result["n_ours"] < 50) == ("gather" in fault)
     assert (result["n_merges"] > 10) == (
-        fault in ("attend", "long", "sinks", "softcap", "windows", "alibi", "predict")
+        fault in ("attend", "long", "sinks", "softcap", "windows", "alibi", "recalled", "predict")
     )
     assert (result["n_predicted"] > 2) == ("gather" not in fault and fault != "predict")
     assert "are left alone" in result["said"]  # to everybody, not only with -v

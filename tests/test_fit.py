@@ -317,6 +317,11 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
         32768, 1.0, ("f16", "f16"), "f32"
     )
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
+    recalls = Planner(FakeBlueprint(), preset, replace(wish, recall=0.05), on_gpu=True).point(
+        32768, 0.2, ("f16", "f16"), "f32"
+    )
+    assert recalls.index > 0 and recalls.kv == pytest.approx(there.kv, rel=0.01)
+    assert recalls.peak == there.peak + (recalls.kv - recalls.index) - there.kv
     plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)
     assert plan.best(32768) == replace(there, chosen=True)  # states in a file would not help it
     wish = replace(wish, n_bytes=waiting.peak, ratios=[0.2])

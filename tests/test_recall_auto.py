@@ -106,6 +106,12 @@ def test_a_model_whose_tokens_cannot_be_recalled_goes_without(opened, caplog, tm
     assert llm.kv_stats().recall == 0 and "are latent" in caplog.text
 
 
+def test_auto_goes_without_beside_a_gpu(opened, caplog, monkeypatch):
+    monkeypatch.setattr("edgekv.model.facts.is_offloaded", lambda n: True)
+    assert opened(kv_ratio=0.2).kv_stats().recall == 0 and "beside a GPU" in caplog.text
+    assert opened(kv_ratio=0.2, kv_recall=0.1).kv_stats().recall == 0.1
+
+
 def test_a_folder_that_cannot_be_made_costs_recall_alone(opened, caplog, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert opened(kv_ratio=0.2).kv_stats().recall == 0

@@ -287,8 +287,8 @@ class KVConfig:
         metavar="R",
         help=(
             "Share of the tokens that each new token looks up in the archive, such as 0.05, besides"
-            " those in memory. The index for that counts as a part of the cache. On the CPU. auto:"
-            " 0.05 where answers came nearer with it when the model was prepared, else 0."
+            " those in memory. The index for that counts as a part of the cache. auto: 0.05 where"
+            " answers came nearer with it when the model was prepared, else 0; on a GPU 0."
         ),
     )
     """A share, or 'auto'."""

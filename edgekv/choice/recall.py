@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from edgekv.methods import Preset
 
+ON_GPU = "nobody has measured how fast that is beside a GPU: a share of tokens asks for it"
+"""The rows of a GPU are recalled on the CPU."""
+
 
 def nothing_evicted(preset: Preset, compresses: bool) -> str:
     """Why nothing can be recalled, whatever was measured; else empty."""

@@ -424,7 +424,7 @@ class Report:
             ("weights", mib(point.weights)),
             ("other weights, in main memory", mib(point.host_weights)),
             ("kept tokens" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
-            ("of these the index of --kv-recall", mib(point.index)),
+            (f"of these the index of --kv-recall{there}", mib(point.index)),
             ("new tokens, at most", mib(point.tail)),
             (f"{'all layers' if point.is_whole else 'one layer'} in full", mib(point.layer)),
             ("masks, and the layer as f16", mib(point.masks)),

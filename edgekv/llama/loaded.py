@@ -29,7 +29,7 @@ from edgekv.conversation.guard import Guard
 from edgekv.conversation.state import has_recurrent_layers
 from edgekv.conversation.turn import Turn
 from edgekv.engine.engine import Engine
-from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
+from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument, Unsupported
 from edgekv.library import logged_error
 from edgekv.llama.arguments import Arguments, signature
 from edgekv.llama.draft_model import DraftModel, cache_of, check_vocabulary
@@ -393,10 +393,13 @@ class LoadedModel(Face):
                 )
                 self._kv_note = f"runs uncompressed: {why}"
             return
+        is_auto = self._kv_config.recall == AUTO and self.settings.recall > 0
         try:
+            if is_auto and facts.is_offloaded(self.model_params.n_gpu_layers):
+                raise Unsupported(recall.ON_GPU)
             self.engine = self._kv_make_engine()
         except EdgeKVError as error:
-            if self._kv_config.recall != AUTO or not self.settings.recall:
+            if not is_auto:
                 raise
             why = str(error)  # this model, device or folder cannot
             config = replace(self._kv_config, recall=0.0)

@@ -100,7 +100,7 @@ class Point:
     chosen: bool = False
     """`hidden` is what `auto` chooses (`edgekv.memory.hidden`)."""
     index: int = 0
-    """Of `kv`, by which tokens are recalled."""
+    """Of `kv`, by which tokens are recalled: in main memory, and on a GPU no part of the peak."""
     archive: int = 0
     """In a file: no part of the peak."""
     stores: bool = False
@@ -281,7 +281,7 @@ class Planner:
         standing = sum(shared[x] for x in ("weights", "compute", "process", "draft"))
         others = self._others(read.kept + tail + index, context.recurrent, self._n_seq_max(True))
         standing += (not self._on_gpu) * others
-        moving = context.recurrent + index + max(read.peak, read.kept + tail)
+        moving = context.recurrent + (not self._on_gpu) * index + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
             hidden=read.way,

@@ -242,6 +242,14 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
     });
 }
 
+// whether attention of few tokens is a node of ours
+static bool can_recall(const edgekv_store & store, const edgekv_layer & l) {
+    if (store.graph_attend || l.v_in_k) return false;
+    const auto * device = l.kernels();
+    return ggml_backend_buft_is_host(l.buft) ||
+        (device && device->attends(l.type_k, l.type_v, l.d_k, l.d_v));
+}
+
 int edgekv_archive_on(llama_context * ctx, const char * dir, float recall, int index_bits) {
     return guard([&] {
         if (index_bits < 4 || index_bits > edgekv_index::MOST_BITS)
@@ -250,12 +258,10 @@ int edgekv_archive_on(llama_context * ctx, const char * dir, float recall, int i
         for (const auto & l : m.store->layers) {
             if (l->max_bias != 0.0f)
                 throw edgekv_error { EDGEKV_UNSUPPORTED, "a model with ALiBi has no archive" };
-            if (recall > 0 && l->selects() &&
-                (!ggml_backend_buft_is_host(l->buft) || m.store->graph_attend || l->v_in_k))
-                throw edgekv_error {
-                    EDGEKV_UNSUPPORTED,
-                    "tokens of this model cannot be recalled: its rows lie on a device, or are latent"
-                };
+            if (recall > 0 && l->selects() && !can_recall(*m.store, *l))
+                throw edgekv_error { EDGEKV_UNSUPPORTED,
+                    "tokens of this model cannot be recalled: its rows are latent, or lie on a device"
+                    " that edgekv has no kernel for" };
         }
         m.archive_dir = dir ? dir : "";
         m.recall = recall;

@@ -5,7 +5,7 @@
 //     src: q F32 [d_k, n_head, n_tokens], k [d_k, n_rows], v [d_v, n_rows],
 //          heads I32 [2*n_head_kv (+ n_tokens)]: first row of each head, length of each head (,
 //          first visible row of each token), (sinks), (pos F32 [n_rows]: token of each row, for
-//          ALiBi)
+//          ALiBi), (recalled F32 [2 + d_v, n_head, n_tokens]: one part more of each softmax)
 //     dst: F32 [d_v, n_head, n_tokens]
 // Lengths are data: the graph, and a CUDA graph made of it, stays the same while heads grow.
 
@@ -44,7 +44,8 @@ inline bool edgekv_op_get(const ggml_tensor * node, edgekv_op & op) {
 inline void edgekv_op_inputs(
     const ggml_tensor * node, const edgekv_op & op, edgekv_rows & rows, edgekv_queries & qs) {
     const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2],
-                      *heads = node->src[3], *sinks = node->src[4], *pos = node->src[5];
+                      *heads = node->src[3], *sinks = node->src[4], *pos = node->src[5],
+                      *recalled = node->src[6];
     const int32_t * at = (const int32_t *) heads->data;
     rows = { (const char *) k->data, (const char *) v->data, k->nb[1], v->nb[1], k->type, v->type,
         (int) k->ne[0], (int) v->ne[0], (int) q->ne[1], op.n_head_kv, at, at + op.n_head_kv,
@@ -52,5 +53,6 @@ inline void edgekv_op_inputs(
         pos ? (const float *) pos->data : nullptr, op.max_bias };
     qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
-        heads->ne[0] > 2 * op.n_head_kv ? at + 2 * op.n_head_kv : nullptr };
+        heads->ne[0] > 2 * op.n_head_kv ? at + 2 * op.n_head_kv : nullptr,
+        recalled ? (const float *) recalled->data : nullptr };
 }

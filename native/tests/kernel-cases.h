@@ -67,7 +67,7 @@ struct inputs {
     std::vector<int32_t> first, len, start;
     std::vector<bool> used;
     matrix k, v;
-    std::vector<float> q, sinks, pos;
+    std::vector<float> q, sinks, pos, recalled;
     edgekv_rows rows;
     edgekv_queries qs;
 
@@ -104,6 +104,18 @@ struct inputs {
             c.window ? start.data() : nullptr };
     }
 
+    // what attention on a device gets besides the rows; some have recalled nothing
+    void recall(random_source & rnd) {
+        for (int i = 0; i < c.n_tokens * n_head; ++i) {
+            const bool has = rnd.below(6) > 0;
+            const float sum = has ? 1.0f + (float) rnd.below(40) : 0.0f;
+            recalled.push_back(has ? 3 * c.spread * rnd.normal() : -INFINITY);
+            recalled.push_back(sum);
+            for (int j = 0; j < c.d_v; ++j) recalled.push_back(sum * rnd.normal());
+        }
+        qs.recalled = recalled.data();
+    }
+
     void take_v_of_k() {
         v.nb = k.nb;
         for (int r = 0; r < n_rows; ++r) {
@@ -137,6 +149,7 @@ struct inputs {
 struct attention {
     int lo = 0, hi = 0;
     std::vector<double> a;
+    double log_sum = -INFINITY; // of the softmax
 };
 
 inline attention attend_reference(const inputs & in, int t, int h) {
@@ -161,6 +174,7 @@ inline attention attend_reference(const inputs & in, int t, int h) {
     for (double & s : x.a) sum += s = std::exp(s - top);
     if (c.sinks) sum += std::exp(in.sinks[h] - top);
     for (double & s : x.a) s /= sum;
+    if (sum > 0) x.log_sum = top + std::log(sum);
     return x;
 }
 
@@ -197,6 +211,22 @@ std::vector<double> values_reference(const inputs & in, const std::vector<attent
             const float * row = &in.v.f32[(size_t) (in.first[k] + a[i].lo + j) * d];
             for (int x = 0; x < d; ++x) out[i * d + x] += a[i].a[j] * row[x];
         }
+    }
+    return out;
+}
+
+// the same with what was recalled
+inline std::vector<double> recalled_reference(const inputs & in, const std::vector<attention> & a) {
+    const int d = in.c.d_v;
+    auto out = values_reference(in, a);
+    for (size_t i = 0; i < a.size(); ++i) {
+        const float * part = &in.recalled[i * (2 + d)];
+        if (part[1] == 0) continue;
+        const double top = std::max(a[i].log_sum, (double) part[0]),
+                     own = std::exp(a[i].log_sum - top), more = std::exp(part[0] - top),
+                     sum = own + more * part[1];
+        for (int x = 0; x < d; ++x)
+            out[i * d + x] = (own * out[i * d + x] + more * part[2 + x]) / sum;
     }
     return out;
 }

@@ -19,14 +19,15 @@ constexpr double MAX_NMSE_ATTEND = 2e-6, MAX_NMSE_SCORE = 1e-5;
 // one case's inputs on the device
 struct device_inputs {
     device_array<char> k, v;
-    device_array<float> q, sinks, pos;
+    device_array<float> q, sinks, pos, recalled;
     device_array<int32_t> first, len, start;
     edgekv_rows rows;
     edgekv_queries qs;
 
     explicit device_inputs(const inputs & in)
-        : k(in.k.bytes), v(in.v.bytes), q(in.q), sinks(in.sinks), pos(in.pos), first(in.first),
-          len(in.len), start(in.start), rows(in.rows), qs(in.qs) {
+        : k(in.k.bytes), v(in.v.bytes), q(in.q), sinks(in.sinks), pos(in.pos),
+          recalled(in.recalled), first(in.first), len(in.len), start(in.start), rows(in.rows),
+          qs(in.qs) {
         rows.k = k.data;
         rows.v = v.data;
         rows.first = first.data;
@@ -35,6 +36,7 @@ struct device_inputs {
         rows.pos = pos.or_null();
         qs.q = q.data;
         qs.start = start.or_null();
+        qs.recalled = recalled.or_null();
     }
 };
 
@@ -244,10 +246,13 @@ void test_merge(random_source & rnd, int n_random, const taken_cases & taken) {
 }
 
 void run(const test_case & c, random_source & rnd) {
-    const inputs in(c, rnd);
+    inputs in(c, rnd);
     const auto a = attend_reference(in);
     test_attend(in, values_reference(in, a));
     test_score(in, a);
+    if (c.n_tokens > EDGEKV_ALIKE_MAX || rnd.below(3)) return;
+    in.recall(rnd);
+    test_attend(in, recalled_reference(in, a));
 }
 
 } // namespace

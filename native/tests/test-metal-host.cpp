@@ -50,16 +50,18 @@ void attend_on_cpu(ggml_tensor * dst, int ith, int, void *) {
     edgekv_queries qs;
     if (!edgekv_op_get(dst, op)) return;
     edgekv_op_inputs(dst, op, rows, qs);
-    std::vector<float> part((size_t) qs.n_tokens * rows.n_head * (2 + rows.d_v));
-    edgekv_cpu_attend_part(&rows, &qs, part.data(), 0, 1);
-    edgekv_cpu_attend_combine(&rows, qs.n_tokens, part.data(), 1, (float *) dst->data, 0, 1);
+    std::vector<float> parts((size_t) qs.n_tokens * rows.n_head * (2 + rows.d_v));
+    edgekv_cpu_attend_part(&rows, &qs, parts.data(), 0, 1);
+    if (qs.recalled) parts.insert(parts.end(), qs.recalled, qs.recalled + parts.size());
+    edgekv_cpu_attend_combine(
+        &rows, qs.n_tokens, parts.data(), qs.recalled ? 2 : 1, (float *) dst->data, 0, 1);
 }
 
 // a case's tensors in a backend's memory
 struct tensors {
     context ctx = make_context();
     std::unique_ptr<ggml_backend_buffer, free_buffer> buffer;
-    ggml_tensor *q, *k, *v, *heads, *sinks = nullptr, *pos = nullptr;
+    ggml_tensor *q, *k, *v, *heads, *sinks = nullptr, *pos = nullptr, *recalled = nullptr;
 
     tensors(const inputs & in, ggml_backend_t b) {
         const auto & c = in.c;
@@ -76,6 +78,9 @@ struct tensors {
             ctx.get(), table, 2 * n_kv + (c.window ? c.n_tokens : 0), 3 * sizeof(int32_t));
         if (c.sinks) sinks = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, in.n_head);
         if (c.alibi) pos = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, std::max(in.n_rows, 1));
+        if (!in.recalled.empty())
+            recalled =
+                ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 2 + c.d_v, in.n_head, c.n_tokens);
         buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), b));
         std::vector<int32_t> lengths = in.first;
         lengths.insert(lengths.end(), in.len.begin(), in.len.end());
@@ -88,13 +93,14 @@ struct tensors {
         set(heads, lengths.data(), lengths.size() * sizeof(int32_t));
         if (sinks) set(sinks, in.sinks.data(), in.sinks.size() * sizeof(float));
         if (pos) set(pos, in.pos.data(), in.pos.size() * sizeof(float));
+        if (recalled) set(recalled, in.recalled.data(), in.recalled.size() * sizeof(float));
     }
 
     // attention of some queries, in a context of the graph
     ggml_tensor * node(ggml_context * g, const inputs & in, ggml_tensor * queries) const {
-        ggml_tensor * a[] = { queries, k, v, heads, sinks, pos };
+        ggml_tensor * a[] = { queries, k, v, heads, sinks, pos, recalled };
         ggml_tensor * n = ggml_custom_4d(g, GGML_TYPE_F32, in.c.d_v, in.n_head, in.c.n_tokens, 1, a,
-            6, attend_on_cpu, 1, nullptr);
+            7, attend_on_cpu, 1, nullptr);
         edgekv_op_set(n, in.n_head_kv, in.rows.scale, in.rows.softcap, in.rows.max_bias);
         return n;
     }
@@ -146,12 +152,15 @@ double difference(const std::vector<float> & got, const std::vector<float> & exp
 
 void test_case_on(
     ggml_backend_t metal, ggml_backend_t cpu, const test_case & c, random_source & rnd) {
-    const inputs in(c, rnd);
+    inputs in(c, rnd);
+    const auto a = attend_reference(in);
+    const bool recalls = c.n_tokens <= EDGEKV_ALIKE_MAX && rnd.below(2);
+    if (recalls) in.recall(rnd);
     standin::backwards = !standin::backwards;
     const auto got = compute(metal, in), on_cpu = compute(cpu, in);
     if (got.empty()) return;
-    judge("attend, plain loops", in, compare(got, values_reference(in, attend_reference(in))),
-        MAX_NMSE);
+    judge("attend, plain loops", in,
+        compare(got, recalls ? recalled_reference(in, a) : values_reference(in, a)), MAX_NMSE);
     judge("attend, CPU backend", in, difference(got, on_cpu), MAX_NMSE);
 }
 

@@ -42,8 +42,8 @@ void test_attend(const inputs & in, const std::vector<double> & expected) {
             queue(edgekv_metal::attend_part(a), a,
                 { in.k.bytes.data(), in.v.bytes.data(), in.first.data(), in.len.data(),
                     in.pos.data(), in.q.data(), in.start.data(), nullptr, parts.data() });
-            queue(
-                edgekv_metal::attend_combine(a), a, { parts.data(), in.sinks.data(), out.data() });
+            queue(edgekv_metal::attend_combine(a), a,
+                { parts.data(), in.sinks.data(), in.recalled.data(), out.data() });
             if (backwards)
                 check(!memcmp(out.data(), before.data(), out.size() * sizeof(float)),
                     "attend: %s: %d parts: two runs differ", in.c.name().c_str(), n_parts);
@@ -179,7 +179,7 @@ void test_layouts() {
             MEMBER(L, type_k), MEMBER(L, type_v), MEMBER(L, d_k), MEMBER(L, d_v), MEMBER(L, n_head),
             MEMBER(L, n_head_kv), MEMBER(L, n_tokens), MEMBER(L, scale), MEMBER(L, softcap),
             MEMBER(L, max_bias), MEMBER(L, has_sinks), MEMBER(L, has_start), MEMBER(L, has_after),
-            MEMBER(L, has_pos) });
+            MEMBER(L, has_recalled) });
     test_layout("attend", sizeof(A), alignof(A),
         { MEMBER(A, layer), MEMBER(A, n_parts), MEMBER(A, n_blocks) });
     test_layout("score", sizeof(S), alignof(S),
@@ -209,10 +209,13 @@ void test_table() {
 }
 
 void run(const test_case & c, random_source & rnd) {
-    const inputs in(c, rnd);
+    inputs in(c, rnd);
     const auto a = attend_reference(in);
     test_attend(in, values_reference(in, a));
     test_score(in, a);
+    if (c.n_tokens > EDGEKV_ALIKE_MAX) return;
+    in.recall(rnd);
+    test_attend(in, recalled_reference(in, a));
 }
 
 } // namespace

@@ -127,20 +127,36 @@ edgekv_rows rows_until(const edgekv_rows & all, int n_after, std::vector<int32_t
     return rows;
 }
 
-// the last part of each token: what it recalls. Each finds its rows as if it was alone
-void recall_part(const attend_input::per_layer & pl, const edgekv_rows & rows,
-    const edgekv_queries & qs, float * dst, int ith, int nth) {
-    const int n_query = rows.n_head / rows.n_head_kv, n_heads = rows.n_head_kv;
-    float * out = dst + (size_t) pl.parts * rows.n_head * (2 + rows.d_v);
-    for (int i = ith; i < pl.n_tokens * n_heads; i += nth) {
-        const int t = i / n_heads, k = i % n_heads, h = k * n_query;
-        edgekv_recalled a = pl.archive->recalled(*pl.l, k);
-        a.scale = rows.scale;
-        a.softcap = rows.softcap;
+edgekv_queries queries_of(const attend_input::per_layer & pl, const ggml_tensor * q) {
+    return { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
+        (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
+        pl.start.empty() ? nullptr : pl.start.data() };
+}
+
+// What each token recalls, as a part of its attention; out: the first token's, those of others lie
+// `stride` floats apart. Each finds its rows as if it was alone
+void recall_part(const attend_input::per_layer & pl, const edgekv_queries & qs, float * out,
+    size_t stride, int ith, int nth) {
+    const edgekv_layer & l = *pl.l;
+    const int n_query = l.n_head / l.n_head_kv;
+    for (int i = ith; i < pl.n_tokens * l.n_head_kv; i += nth) {
+        const int t = i / l.n_head_kv, k = i % l.n_head_kv, h = k * n_query;
+        edgekv_recalled a = pl.archive->recalled(l, k);
+        a.scale = pl.scale;
+        a.softcap = pl.cap;
         pl.archive->count(a,
             edgekv_cpu().recall(&a, qs.q + t * qs.stride_t + h * qs.stride_h, qs.stride_h, n_query,
-                out + t * pl.n_floats() + (size_t) h * (2 + rows.d_v)));
+                out + t * stride + (size_t) h * (2 + l.d_v)));
     }
+}
+
+// The same as a node, beside attention on a device: src q; dst [2 + d_v, n_head, n_tokens]. Index
+// and archive are in main memory, so queries come here and what is recalled goes there, not its
+// rows
+void recall_here(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const auto & pl = *(const attend_input::per_layer *) userdata;
+    recall_part(
+        pl, queries_of(pl, dst->src[0]), (float *) dst->data, dst->nb[2] / sizeof(float), ith, nth);
 }
 
 // src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [2 + d_v, n_head, n_tokens, parts], of few
@@ -155,9 +171,7 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
         rows.n_recent = pl.l->n_recent;
         rows.cap_recent = pl.l->cap_recent;
     }
-    const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
-        (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
-        pl.start.empty() ? nullptr : pl.start.data() };
+    const edgekv_queries qs = queries_of(pl, q);
     if (!each_alone(pl.n_tokens)) {
         for (int p = ith; p < pl.parts; p += nth)
             edgekv_cpu().attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
@@ -172,7 +186,8 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
         edgekv_cpu().attend_part(
             &own, &one, (float *) dst->data + t * pl.n_floats(), i % pl.parts, pl.parts);
     }
-    if (pl.archive) recall_part(pl, rows, qs, (float *) dst->data, ith, nth);
+    const size_t behind = (size_t) pl.parts * rows.n_head * (2 + rows.d_v);
+    if (pl.archive) recall_part(pl, qs, (float *) dst->data + behind, pl.n_floats(), ith, nth);
 }
 
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -216,8 +231,13 @@ static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::pe
     const auto * device = always ? nullptr : l.kernels();
     if (!always && !(device && device->attends(l.type_k, l.type_v, l.d_k, l.d_v))) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
-    ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks, l.row_pos.t };
-    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 6,
+    ggml_tensor * recalled = pl.archive
+        ? ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens, 1, &q, 1,
+              recall_here, GGML_N_TASKS_MAX, &pl)
+        : nullptr;
+    ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks, l.row_pos.t,
+        recalled };
+    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 7,
         edgekv_attend_node, GGML_N_TASKS_MAX, nullptr);
     edgekv_op_set(node, l.n_head_kv, pl.scale, pl.cap, l.max_bias);
     return always || ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node)

@@ -74,7 +74,10 @@ void edgekv_attend_node(ggml_tensor * dst, int ith, int /*nth*/, void * /*userda
     GGML_ASSERT(edgekv_op_get(dst, op));
     edgekv_op_inputs(dst, op, rows, qs);
     const int n = edgekv_n_parts(qs.n_tokens);
-    std::vector<float> parts((size_t) n * qs.n_tokens * rows.n_head * (2 + rows.d_v));
+    const size_t n_floats = (size_t) qs.n_tokens * rows.n_head * (2 + rows.d_v);
+    std::vector<float> parts(n * n_floats);
     for (int p = 0; p < n; ++p) edgekv_cpu().attend_part(&rows, &qs, parts.data(), p, n);
-    edgekv_cpu().attend_combine(&rows, qs.n_tokens, parts.data(), n, (float *) dst->data, 0, 1);
+    if (qs.recalled) parts.insert(parts.end(), qs.recalled, qs.recalled + n_floats);
+    edgekv_cpu().attend_combine(&rows, qs.n_tokens, parts.data(), (int) (parts.size() / n_floats),
+        (float *) dst->data, 0, 1);
 }

@@ -52,6 +52,9 @@ struct edgekv_queries {
     // [n_tokens] rows of a head that come after this token's own; null = n_tokens - 1 - t
     const int32_t * n_after;
     const int32_t * start; // [n_tokens] first visible row (sliding window); null = 0
+    // attend on a device: one part more, which recall has computed; [n_tokens][n_head][2 + d_v] or
+    // null
+    const float * recalled = nullptr;
 };
 
 // attend: part p of n_parts of all rows of all heads; out [n_parts][n_tokens][n_head][2 + d_v]:

@@ -439,8 +439,12 @@ __global__ void __launch_bounds__(FOLDERS * WARP, 2) attend_combine(const attend
     const int p0 = n ? part_of(total, base, n_parts) : 0,
               p1 = n ? part_of(total, base + n - 1, n_parts) + 1 : 0;
     auto slot = [&](int p) { return (int64_t) (p + k) * a.n_q + q; };
+    const float * recalled = a.qs.recalled
+        ? a.qs.recalled + ((int64_t) t * a.rows.n_head + h) * (2 + d)
+        : nullptr; // a part more
     __shared__ float sums[FOLDERS][MAX_D], weights[FOLDERS], tops[FOLDERS];
     float m = a.rows.sinks ? a.rows.sinks[h] : -INFINITY;
+    if (recalled) m = fmaxf(m, recalled[0]);
     for (int p = p0 + (int) threadIdx.x; p < p1; p += blockDim.x) m = fmaxf(m, a.top[slot(p) * 2]);
     m = max_over(m, WARP);
     if (lane == 0) tops[warp] = m;
@@ -460,9 +464,11 @@ __global__ void __launch_bounds__(FOLDERS * WARP, 2) attend_combine(const attend
     for (int j = 0; j < MAX_D / WARP; ++j) sums[warp][j * WARP + lane] = y[j];
     __syncthreads();
     float sum = a.rows.sinks ? exp_below(a.rows.sinks[h], m) : 0;
+    const float c = recalled ? exp_below(recalled[0], m) : 0;
+    if (recalled) sum += recalled[1] * c;
     for (int w = 0; w < FOLDERS; ++w) sum += weights[w];
     for (int i = threadIdx.x; i < d; i += blockDim.x) {
-        float x = 0;
+        float x = recalled ? recalled[2 + i] * c : 0;
         for (int w = 0; w < FOLDERS; ++w) x += sums[w][i];
         a.dst[((int64_t) t * a.rows.n_head + h) * d + i] = sum > 0 ? x / sum : 0;
     }

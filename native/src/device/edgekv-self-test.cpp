@@ -20,11 +20,12 @@ constexpr double MAX_NMSE = 1e-3, MAX_COSINE_ERROR = 5e-3;
 constexpr int32_t HEADS[] = { 0, 50, 37, 46 }; // first row of each, length of each
 constexpr int32_t LONG_HEADS[] = { 0, 1203, 1200, 990 };
 
-// what a model's attention may have: tokens at once, a limit of its logits, sinks, windows, ALiBi
+// what a model's attention may have: tokens at once, a limit of its logits, sinks, windows, ALiBi,
+// a part that was recalled
 struct variant {
     int n_tokens;
     float softcap;
-    bool has_sinks, has_windows, has_alibi;
+    bool has_sinks, has_windows, has_alibi, has_recalled = false;
 
     static constexpr float SINKS[N_HEAD] = { 0.5f, -1, 2, 0 };
     // first row that each token sees
@@ -46,7 +47,8 @@ struct variant {
 };
 
 constexpr variant VARIANTS[] = { { 5, 0, false, false, false }, { 1, 0, true, false, false },
-    { 8, 2, false, true, false }, { 3, 0, false, false, true } };
+    { 8, 2, false, true, false }, { 3, 0, false, false, true },
+    { 2, 0, true, false, false, true } };
 
 double nmse(const std::vector<float> & got, const std::vector<float> & expected) {
     double error = 0, square = 1e-30;
@@ -233,11 +235,24 @@ bool folds(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin &
 
 void not_here(ggml_tensor *, int, int, void *) {}
 
-std::vector<float> attended(const edgekv_rows & rows, const edgekv_queries & qs) {
+// [n_tokens][N_HEAD][2 + d_v]; one head of the first token has recalled nothing
+std::vector<float> recalled_of(const variant & x, size_t d_v) {
+    if (!x.has_recalled) return {};
+    auto parts = normal((size_t) x.n_tokens * N_HEAD * (2 + d_v), 7);
+    for (size_t i = 1; i < parts.size(); i += 2 + d_v) parts[i] = 2 + std::fabs(parts[i]);
+    std::fill_n(parts.begin(), 2 + d_v, 0.0f);
+    parts[0] = -INFINITY;
+    return parts;
+}
+
+std::vector<float> attended(
+    const edgekv_rows & rows, const edgekv_queries & qs, const std::vector<float> & recalled) {
     std::vector<float> parts((size_t) qs.n_tokens * N_HEAD * (2 + rows.d_v)),
         out((size_t) qs.n_tokens * N_HEAD * rows.d_v);
     edgekv_cpu().attend_part(&rows, &qs, parts.data(), 0, 1);
-    edgekv_cpu().attend_combine(&rows, qs.n_tokens, parts.data(), 1, out.data(), 0, 1);
+    parts.insert(parts.end(), recalled.begin(), recalled.end());
+    edgekv_cpu().attend_combine(
+        &rows, qs.n_tokens, parts.data(), recalled.empty() ? 1 : 2, out.data(), 0, 1);
     return out;
 }
 
@@ -246,11 +261,12 @@ bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const
     const ggml_backend_ptr backend { ggml_backend_dev_init(dev, nullptr) };
     if (!backend) return false;
     const int64_t d_k = k.t()->ne[0], d_v = v.t()->ne[0];
-    const auto q = normal((size_t) x.n_tokens * N_HEAD * d_k, 4);
+    const auto q = normal((size_t) x.n_tokens * N_HEAD * d_k, 4), parts = recalled_of(x, d_v);
     std::vector<int32_t> table = where;
     if (x.has_windows) table.insert(table.end(), x.start(), x.start() + x.n_tokens);
     std::vector<float> got((size_t) x.n_tokens * N_HEAD * d_v);
-    ggml_tensor *queries = nullptr, *heads = nullptr, *sinks = nullptr, *pos = nullptr;
+    ggml_tensor *queries = nullptr, *heads = nullptr, *sinks = nullptr, *pos = nullptr,
+                *recalled = nullptr;
     auto send = [](ggml_tensor * to, const void * from) {
         if (to) ggml_backend_tensor_set(to, from, 0, ggml_nbytes(to));
     };
@@ -261,9 +277,11 @@ bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const
             heads = ggml_new_tensor_1d(c0, GGML_TYPE_I32, (int64_t) table.size());
             if (x.has_sinks) sinks = ggml_new_tensor_1d(c0, GGML_TYPE_F32, N_HEAD);
             if (x.has_alibi) pos = ggml_new_tensor_1d(c0, GGML_TYPE_F32, N_ROWS);
-            ggml_tensor * a[] = { queries, k.there.t, v.there.t, heads, sinks, pos };
+            if (x.has_recalled)
+                recalled = ggml_new_tensor_3d(c0, GGML_TYPE_F32, 2 + d_v, N_HEAD, x.n_tokens);
+            ggml_tensor * a[] = { queries, k.there.t, v.there.t, heads, sinks, pos, recalled };
             ggml_tensor * node = ggml_custom_4d(
-                c0, GGML_TYPE_F32, d_v, N_HEAD, x.n_tokens, 1, a, 6, not_here, 1, nullptr);
+                c0, GGML_TYPE_F32, d_v, N_HEAD, x.n_tokens, 1, a, 7, not_here, 1, nullptr);
             edgekv_op_set(node, N_HEAD_KV, 1 / std::sqrt((float) d_k), x.softcap, x.max_bias());
             return node;
         },
@@ -272,6 +290,7 @@ bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const
             send(heads, table.data());
             send(sinks, variant::SINKS);
             send(pos, x.pos());
+            send(recalled, parts.data());
         },
         [&](const ggml_tensor * out) {
             ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out));
@@ -279,7 +298,7 @@ bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const
         n_times);
     return nmse(got,
                attended(rows_of(k.here.data(), v.here.data(), k.t(), v.t(), x, where.data()),
-                   queries_of(q, (int) d_k, x))) < MAX_NMSE;
+                   queries_of(q, (int) d_k, x), parts)) < MAX_NMSE;
 }
 
 // Over so many rows that each part of the device's has several tiles, one of them those of two

@@ -146,20 +146,24 @@ EDGEKV_ATTEND_PART(256)
 // grid [n_head, n_tokens]
 kernel void edgekv_attend_combine(EDGEKV_PLACE, constant edgekv_metal_attend & a [[buffer(0)]],
     device const float * parts [[buffer(1)]], device const float * sinks [[buffer(2)]],
-    device float * dst [[buffer(3)]]) {
+    device const float * recalled [[buffer(3)]], device float * dst [[buffer(4)]]) {
     (void) shared;
     const int d = a.layer.d_v;
     const int64_t at = (int64_t) group.y * a.layer.n_head + group.x,
                   step = (int64_t) a.layer.n_tokens * a.layer.n_head;
-    float m = a.layer.has_sinks ? sinks[group.x] : LOWEST;
+    // a part more
+    const float top = a.layer.has_recalled ? max(recalled[at * (2 + d)], LOWEST) : LOWEST;
+    float m = max(a.layer.has_sinks ? sinks[group.x] : LOWEST, top);
     for (int p = 0; p < a.n_parts; ++p) m = max(m, parts[(p * step + at) * (2 + d)]);
     float sum = a.layer.has_sinks ? exp_below(sinks[group.x], m) : 0.0f;
+    const float c_more = exp_below(top, m);
+    if (a.layer.has_recalled) sum += recalled[at * (2 + d) + 1] * c_more;
     for (int p = 0; p < a.n_parts; ++p) {
         device const float * x = parts + (p * step + at) * (2 + d);
         sum += x[1] * exp_below(x[0], m);
     }
     for (int c = (int) tid; c < d; c += THREADS) {
-        float y = 0;
+        float y = a.layer.has_recalled ? recalled[at * (2 + d) + 2 + c] * c_more : 0.0f;
         for (int p = 0; p < a.n_parts; ++p) {
             device const float * x = parts + (p * step + at) * (2 + d);
             y += x[2 + c] * exp_below(x[0], m);

@@ -36,7 +36,7 @@ constexpr kernel_buffers KERNELS[] = {
         "k v first len pos q start after parts" },
     { "edgekv_attend_part_256", sizeof(edgekv_metal_attend),
         "k v first len pos q start after parts" },
-    { "edgekv_attend_combine", sizeof(edgekv_metal_attend), "parts sinks dst" },
+    { "edgekv_attend_combine", sizeof(edgekv_metal_attend), "parts sinks recalled dst" },
     { "edgekv_score_norm", sizeof(edgekv_metal_score), "k_rows first len pos q start after norm" },
     { "edgekv_score_fold", sizeof(edgekv_metal_score), "norm sinks lse" },
     { "edgekv_score_columns", sizeof(edgekv_metal_score),
@@ -75,7 +75,7 @@ inline uint32_t cut(int64_t n, int64_t size) { return (uint32_t) ((n + size - 1)
 inline edgekv_metal_layer layer_of(const edgekv_rows & r, const edgekv_queries & q) {
     return { r.nb_k, r.nb_v, q.stride_t, q.stride_h, r.type_k, r.type_v, r.d_k, r.d_v, r.n_head,
         r.n_head_kv, q.n_tokens, r.scale, r.softcap, r.max_bias, r.sinks != nullptr,
-        q.start != nullptr, q.n_after != nullptr, r.max_bias != 0.0f };
+        q.start != nullptr, q.n_after != nullptr, q.recalled != nullptr };
 }
 
 // ---- attend

@@ -44,7 +44,7 @@ struct alibi {
 inline alibi alibi_of(
     constant edgekv_metal_layer & l, int h, int first, int hi, device const float * pos) {
     alibi a = { 0, 0 };
-    if (!l.has_pos || hi <= 0) return a;
+    if (l.max_bias == 0.0f || hi <= 0) return a;
     int n = 1;
     while (2 * n <= l.n_head) n *= 2;
     a.slope = exp2(h < n ? -l.max_bias * (float) (h + 1) / (float) n

@@ -21,12 +21,12 @@ ggml_metal_buffer_id place(const ggml_tensor * t, size_t offset = 0) {
 // of shapes only: nodes are asked about before they have memory
 edgekv_metal_attend args_of(const ggml_tensor * node, const edgekv_op & op) {
     const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2],
-                      *heads = node->src[3], *sinks = node->src[4];
+                      *heads = node->src[3], *sinks = node->src[4], *recalled = node->src[6];
     const int n_head = (int) q->ne[1], n_tokens = (int) q->ne[2], G = n_head / op.n_head_kv;
     const edgekv_metal_layer layer = { k->nb[1], v->nb[1], (int64_t) (q->nb[2] / sizeof(float)),
         (int64_t) (q->nb[1] / sizeof(float)), k->type, v->type, (int32_t) k->ne[0],
         (int32_t) v->ne[0], n_head, op.n_head_kv, n_tokens, op.scale, op.softcap, op.max_bias,
-        sinks != nullptr, heads->ne[0] > 2 * op.n_head_kv, 0, op.max_bias != 0.0f };
+        sinks != nullptr, heads->ne[0] > 2 * op.n_head_kv, 0, recalled != nullptr };
     return attend_args(layer, attend_parts(n_tokens, G));
 }
 
@@ -58,12 +58,13 @@ void edgekv_metal_op_encode(ggml_metal_device * dev, ggml_metal_encoder * enc, g
                start = a.layer.has_start ? place(dst->src[3], 2 * n_bytes) : first;
     const auto parts = place(dst, ggml_nbytes(dst)),
                sinks = a.layer.has_sinks ? place(dst->src[4]) : parts,
-               pos = a.layer.has_pos ? place(dst->src[5]) : first;
+               pos = op.max_bias != 0.0f ? place(dst->src[5]) : first,
+               recalled = a.layer.has_recalled ? place(dst->src[6]) : parts;
     queue(dev, enc, attend_part(a), a,
         { place(dst->src[1]), place(dst->src[2]), first, len, pos, place(dst->src[0]), start, first,
             parts });
     // what upstream remembers of earlier nodes stays as it is: that asks for more barriers, never
     // for fewer
     ggml_metal_encoder_memory_barrier(enc);
-    queue(dev, enc, attend_combine(a), a, { parts, sinks, place(dst) });
+    queue(dev, enc, attend_combine(a), a, { parts, sinks, recalled, place(dst) });
 }

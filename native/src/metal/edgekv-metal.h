@@ -47,7 +47,7 @@ struct edgekv_metal_layer {
     int64_t stride_t, stride_h;
     int32_t type_k, type_v, d_k, d_v, n_head, n_head_kv, n_tokens;
     float scale, softcap, max_bias;
-    int32_t has_sinks, has_start, has_after, has_pos;
+    int32_t has_sinks, has_start, has_after, has_recalled;
 };
 
 struct edgekv_metal_attend {

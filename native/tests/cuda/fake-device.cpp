@@ -100,8 +100,8 @@ ggml_backend_buffer_type_t pinned_type() {
 }
 
 // a kernel that computes something wrong, for tests: FAKE_FAULT=attend, long, sinks, softcap,
-// windows, alibi, score, long_score (of many tokens), gather, odd_gather (rows of an odd number of
-// pairs of bytes), predict, nearest or fold
+// windows, alibi, recalled, score, long_score (of many tokens), gather, odd_gather (rows of an odd
+// number of pairs of bytes), predict, nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
     return wish && strcmp(wish, what) == 0;
@@ -121,7 +121,8 @@ void attend(ggml_tensor * node) {
         abort();
     if (faulty("attend") || (faulty("sinks") && rows.sinks) ||
         (faulty("softcap") && rows.softcap > 0) || (faulty("windows") && qs.start) ||
-        (faulty("alibi") && rows.pos) || (faulty("long") && rows.len[0] + rows.len[1] > 700))
+        (faulty("alibi") && rows.pos) || (faulty("recalled") && qs.recalled) ||
+        (faulty("long") && rows.len[0] + rows.len[1] > 700))
         ((float *) node->data)[0] += 9;
     ++g_n_ours;
 }
