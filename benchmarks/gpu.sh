@@ -12,7 +12,7 @@
 # bench      a model of Llama-3-8B's shape with random q4_0 weights: what compressing adds to reading a prompt, device memory beside what
 #            `edgekv fit` plans, writing behind 32K and 128K tokens
 # real       a model with weights that were learned, MODEL=file.gguf: numbers hidden in a text and KL along answers on the GPU and on the
-#            CPU, four clients of `edgekv serve` beside each other with a kill -9 (saves, loads, goes away amid answers), speed
+#            CPU, four clients of `edgekv serve` beside each other with a kill -9 (saves, loads, goes away amid answers), speed, recall
 # shapes     sliding windows, recurrent layers, experts: prompts and writing, random weights
 # trace      where a prompt's and a token's time goes, by kernel and by call: needs nsys
 #
@@ -202,6 +202,8 @@ real() {
     step 74-soak "Four clients, $ngl layers on the GPU" whole \
         "$python" -m edgekv_lab soak -m "$MODEL" --clients 4 --minutes "${EDGEKV_GPU_MINUTES:-2}" --prompts 8 --words "-ngl $ngl"
     edgekv_bench 75-bench "A prompt of $tokens tokens, and writing, $ngl layers on the GPU" -m "$MODEL" -p "$tokens" -n 32 --compare
+    edgekv_bench 76-recall "Writing behind $depth tokens, a tenth kept, with what the CPU recalls and without" -m "$MODEL" \
+        -p 0 -n 32 -d "$depth" --kv-method snapkv --kv-ratio 0.1 --kv-recall 0,0.05 --full '' -ctk f16 -ctv f16
 }
 shapes() {
     dry_or_engine || return
