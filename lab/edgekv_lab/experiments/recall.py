@@ -33,6 +33,7 @@ from edgekv.commands.declare import Decorator, option
 from edgekv.commands.values import COUNT, FROM_ZERO
 from edgekv.conversation import state
 from edgekv.learn.divergence import divergence, log_softmax
+from edgekv.model.facts import cache_types
 from edgekv_lab.eval import metrics
 from edgekv_lab.eval.haystack import Count, fill, room
 from edgekv_lab.eval.interval import interval
@@ -51,7 +52,6 @@ from edgekv_lab.experiments.experiment import (
 )
 
 FULL = "f16"
-KINDS = {"f16": 1, "q8_0": 8, "q4_0": 2}
 COLUMNS = (
     ("cache", ""),
     ("memory, MiB", "{:.1f}"),
@@ -78,7 +78,8 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
         how |= {"kv_archive": "temporary" if recall else "off"}
     else:
         name, *more = cache.split(":")
-        how = {"kv_method": "full", "type_k": KINDS[name], "type_v": KINDS[name]}
+        kind = cache_types[name][0]
+        how = {"kv_method": "full", "type_k": kind, "type_v": kind}
         how |= {"kv_fast_prefill": "fast" in more, "flash_attn": True}
         how |= {"n_ubatch": next((int(n) for n in more if n.isdigit()), 512)}
     return edgekv.Llama(model, n_ctx=n_ctx, n_threads=threads, verbose=False, **how)
