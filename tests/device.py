@@ -144,15 +144,15 @@ def recalling(
     }
 
 
-def beside(path: Path, kind: str, device: str) -> dict[str, Any]:
-    """What is recalled with all layers on a device, beside the same on the CPU; without: how far it
+def beside(path: Path, kind: str, device: str, n_gpu_layers: int) -> dict[str, Any]:
+    """What is recalled with layers on a device, beside the same on the CPU; without: how far it
     would be if nothing was recalled.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = recalling(path, kind, folder)
         without = recalling(path, kind, folder, recall=0)
         load_device(device)
-        there = recalling(path, kind, folder, n_gpu_layers=99)
+        there = recalling(path, kind, folder, n_gpu_layers=n_gpu_layers)
     return {
         "logits": nmse(there["logits"], here["logits"]),
         "turns": nmse(there["turns"], here["turns"]),
@@ -292,8 +292,8 @@ def main() -> None:
         run = failing_tokens if job["fails"] == "tokens" else failing
         print(json.dumps(run(path, kind, load_device(job["device"]), n_gpu_layers=99)))
         return
-    if job.get("recalls"):
-        print(json.dumps(beside(path, kind, job["device"])))
+    if layers := job.get("recalls"):
+        print(json.dumps(beside(path, kind, job["device"], layers)))
         return
     if job.get("slides"):
         print(json.dumps(sliding(path, kind, job["device"])))
