@@ -28,24 +28,23 @@ CPU, with queries in q8_0, and our kernel there are 2e-2 apart.
 """
 
 
+WHOLE = [("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("gemma3", "f16"), ("qwen2", "q5_1")]
+BRIEF = [
+    ("llama-mha", "q4_0"),
+    ("llama-d128", "q8_0,q4_0"),
+    ("llama-gqa", "q5_1"),
+    ("refact", "f16"),
+    ("refact", "q8_0"),
+]
+"""Of what a model and its types change, the short way: fewer tokens and methods."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("llama-gqa", "f16"),
-        ("llama-gqa", "q8_0"),
-        ("llama-gqa", "iq4_nl"),
-        ("llama-mha", "q4_0"),
-        ("llama-d128", "q8_0,q4_0"),
-        ("gemma3", "f16"),
-        ("llama-gqa", "q5_1"),
-        ("qwen2", "q5_1"),
-        ("refact", "f16"),
-        ("refact", "q8_0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [*WHOLE, ("llama-gqa", "iq4_nl"), *BRIEF])
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
-    check(compare(tiny(name), kind, program("fake-device.so")), kind, basis=name == "qwen2")
+    brief = (name, kind) not in WHOLE
+    result = compare(tiny(name), kind, program("fake-device.so"), brief=brief)
+    check(result, kind, basis=name == "qwen2")
 
 
 @pytest.mark.slow
@@ -121,24 +120,14 @@ def test_scores_may_come_a_few_tokens_at_a_time(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("llama-gqa", "f16"),
-        ("llama-mha", "q4_0"),
-        ("llama-d128", "q8_0,q4_0"),
-        ("gemma3", "f16"),
-        ("llama-gqa", "q5_1"),
-        ("qwen2", "q5_1"),
-        ("refact", "f16"),
-        ("refact", "q8_0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [*WHOLE, *BRIEF])
 def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name, kind):
     """Patched, with our host code in it; native/tests/metal/fake-metal.cpp is what is Objective-C
     there.
     """
-    check(compare(tiny(name), kind, program("fake-metal.so")), kind, basis=name == "qwen2")
+    brief = (name, kind) in BRIEF
+    result = compare(tiny(name), kind, program("fake-metal.so"), brief=brief)
+    check(result, kind, basis=name == "qwen2")
 
 
 @pytest.mark.slow
@@ -226,8 +215,9 @@ def check(result: dict, kind: str, basis: bool = False) -> None:
     # two in the self-test; Metal's backend has no such kernel
     assert result["n_predicted"] is None or (result["n_predicted"] > 2) != basis
     # CUDA is to record those of tokens, none of a prompt
-    assert result["n_graphs"] is None or min(result["n_graphs"]) > 30, result["n_graphs"]
-    check_unharmed(result)
+    assert result["n_graphs"] is None or min(result["n_graphs"]) > 15, result["n_graphs"]
+    if "harm" in result:
+        check_unharmed(result)
     check_used(result, basis)
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed
 
