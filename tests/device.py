@@ -129,7 +129,8 @@ def recalling(
         **options,
     )
     first = read(llm, tokens(N_PROMPT, 0), tokens(20, 1))
-    several = feed(llm, tokens(8, 2))
+    llm.eval(tokens(8, 2))
+    several = logits(llm)[None]
     turns, back = [], llm.n_tokens
     while not turns or (len(turns) < 2 and llm.back_to(back)):
         llm.eval(tokens(200, 3))

@@ -44,7 +44,7 @@ BRIEF = [
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
     brief = (name, kind) not in WHOLE
     result = compare(tiny(name), kind, program("fake-device.so"), brief=brief)
-    check(result, kind, basis=name == "qwen2")
+    check(result, kind, basis=name == "qwen2", brief=brief)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name
     """
     brief = (name, kind) in BRIEF
     result = compare(tiny(name), kind, program("fake-metal.so"), brief=brief)
-    check(result, kind, basis=name == "qwen2")
+    check(result, kind, basis=name == "qwen2", brief=brief)
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_a_device_that_fails_at_a_token_leaves_the_conversation(tiny, name, kind
     assert len(result["said"]) > 3 and "" not in result["said"] and result["same"], result
 
 
-def check(result: dict, kind: str, basis: bool = False) -> None:
+def check(result: dict, kind: str, basis: bool = False, brief: bool = False) -> None:
     """basis: keys are stored in one, see edgekv-basis.h. Kernels that merge and predict
     do not know it, so the CPU does both.
     """
@@ -215,8 +215,9 @@ def check(result: dict, kind: str, basis: bool = False) -> None:
     # two in the self-test; Metal's backend has no such kernel
     assert result["n_predicted"] is None or (result["n_predicted"] > 2) != basis
     # CUDA is to record those of tokens, none of a prompt
-    assert result["n_graphs"] is None or min(result["n_graphs"]) > 15, result["n_graphs"]
-    if "harm" in result:
+    least = 15 if brief else 30
+    assert result["n_graphs"] is None or min(result["n_graphs"]) > least, result["n_graphs"]
+    if not brief:
         check_unharmed(result)
     check_used(result, basis)
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed

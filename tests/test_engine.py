@@ -17,7 +17,7 @@ from tests.reference.scores import columns, keep_best, snapkv
 
 N_PROMPT, N_DECODE = 700, 64
 KINDS = ("f16", "q8_0", "q4_0")
-LIMIT_NODE = 4e-9  # sums in another order; 1.3e-9 with AVX2 alone
+LIMIT_NODE = 2e-9  # sums in another order; 1.3e-9 with AVX2 alone
 LIMIT_STAT = 1e-7
 
 

@@ -41,7 +41,7 @@ def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
         # on either side
         flips = n_flips(llm, one) if kind == "q8_0" and "summary" in name else 0
         assert flips <= 4
-        most = 1e-6 if flips else 4e-9  # 1.4e-9 with AVX2 alone, whose sums are shorter
+        most = 1e-6 if flips else 2e-9  # 1.4e-9 with AVX2 alone, whose sums are shorter
         assert nmse(decode(llm, text(3, seed=1)), decode(one, text(3, seed=1))) < most
 
 
