@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ if importlib.util.find_spec("edgekv_lab") is None:
     sys.path.append(str(lib.ROOT / "lab"))
     others = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*others, str(lib.ROOT / "lab")])
+# Builds find what the installed libraries left there.
+if ccache := shutil.which("ccache"):
+    place = subprocess.run([ccache, "--get-config", "cache_dir"], stdout=subprocess.PIPE, text=True)
+    os.environ.setdefault("CCACHE_DIR", place.stdout.strip())
 # What commands remember and measure of the tests' models is forgotten with the tests.
 _own = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = f"{_own.name}/data"
