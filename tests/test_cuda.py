@@ -22,7 +22,8 @@ KERNELS = ROOT / "native" / "src" / "cuda"
 SOURCES = """
     edgekv-attend.cu edgekv-score.cu edgekv-predict.cu edgekv-evict.cu edgekv-merge.cu
 """.split()
-ARCHITECTURES = (75, 80, 86, 89, 90, 120)
+ARCHITECTURES = (75, 86, 120)
+"""The oldest, the newest, and one between them: nvcc needs some 40 s for each."""
 FLAGS = """
     -std=c++17 -O3 -use_fast_math -Werror all-warnings -Xcompiler
     -Wall,-Wextra,-Wmissing-declarations,-Werror -Xptxas -v
@@ -83,7 +84,7 @@ def check_kernels(architecture: int, folder: Path) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile_without_spills(architecture, tmp_path):
     if architecture != 86 and os.environ.get("EDGEKV_ALL_ARCHITECTURES") != "1":
-        pytest.skip("three minutes: set EDGEKV_ALL_ARCHITECTURES=1, as CI does")
+        pytest.skip("a minute each: set EDGEKV_ALL_ARCHITECTURES=1, as CI does")
     check_kernels(architecture, tmp_path)
 
 
