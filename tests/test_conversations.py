@@ -328,12 +328,16 @@ def test_the_process_does_not_grow(make, text):
             for i in range(n):
                 pool.use([*ends[i % 3], 7])
 
+        def grown(n: int) -> int:
+            gc.collect()
+            before = rss_now()
+            switch(n)
+            gc.collect()
+            return rss_now() - before
+
         switch(100)
-        gc.collect()
-        before = rss_now()
-        switch(500)
-        gc.collect()
-        assert rss_now() - before < 8 * 2**20
+        # what is lost is lost each time; a heap that earlier tests left in pieces grows once
+        assert any(grown(300) < 5 * 2**20 for _ in range(3))
         assert len(pool.list()) == 3
 
 
