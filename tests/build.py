@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,15 +37,9 @@ def build(folder: Path, *options: str, targets: tuple[str, ...]) -> None:
     """Build targets of the project into `folder`, which stays, so that only the first time takes
     minutes. Needs cmake.
     """
-    command = [
-        "cmake",
-        "-S",
-        ROOT,
-        "-B",
-        folder,
-        *options,
-        f"-DPython3_EXECUTABLE={sys.executable}",
-    ]
+    cmake, *same = installed_by() or ["cmake"]
+    command = [cmake, "-S", ROOT, "-B", folder, *same, *options]
+    command += [f"-DPython3_EXECUTABLE={sys.executable}"]
     if shutil.which("ninja"):
         command += ["-G", "Ninja"]
     if shutil.which("ccache"):
@@ -52,7 +47,7 @@ def build(folder: Path, *options: str, targets: tuple[str, ...]) -> None:
     with building():
         run(*command)
         run(
-            "cmake",
+            cmake,
             "--build",
             folder,
             "--parallel",
@@ -61,6 +56,19 @@ def build(folder: Path, *options: str, targets: tuple[str, ...]) -> None:
             *targets,
             timeout=3000,
         )
+
+
+def installed_by() -> list[str]:
+    """The cmake that configured the installed build, and options that name its compilers; empty if
+    it is gone. With another order of flags, or the same compiler by another name, ccache finds
+    nothing of that build.
+    """
+    for cache in (ROOT / "build").glob("py3-*/CMakeCache.txt"):
+        found = dict(re.findall(r"^(CMAKE_\w+):\w+=(.+)$", cache.read_text(), re.MULTILINE))
+        if Path(found["CMAKE_COMMAND"]).exists():
+            names = ("CMAKE_C_COMPILER", "CMAKE_CXX_COMPILER")
+            return [found["CMAKE_COMMAND"], *(f"-D{name}={found[name]}" for name in names)]
+    return []
 
 
 def absent(why: str) -> None:
