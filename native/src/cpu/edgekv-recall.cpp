@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -25,10 +26,10 @@ struct workspace {
     std::vector<float> tile, logits; // logits: [n_query][rows, then groups]
     std::vector<float *> at;         // of each query, where a tile's logits or its values are
     std::vector<const float *> from;
-    std::vector<int32_t> weighed, n_weighed; // some of the rows that are left; how many of a group
-    std::vector<float> differ;               // [n_query][n_groups] a logarithm
-    std::vector<float> powers,
-        weights; // of each that is weighed: logarithms to base 2, and what they are of
+    std::vector<int32_t> weighed, end; // some of the rows that are left, by groups; a group's end
+    std::vector<uint16_t> some;        // their steps
+    std::vector<float> differ;         // [n_query][n_groups] a logarithm
+    std::vector<float> weights; // of each that is weighed: a logarithm to base 2, then of what
 };
 
 constexpr int WEIGHED = 1024; // rows that say how much those of groups differ
@@ -49,6 +50,16 @@ float sum_of_powers(const uint16_t * steps, int n, float by, int most) {
         for (int i = 0; i < SOME; i += L::N) sum = L::add(sum, exp2<L>(L::load(x + i)));
     }
     return sum_of<L>(sum);
+}
+
+float sum_of_some(const float * x, int n) {
+    using L = best_lanes;
+    auto lanes = L::set(0.0f);
+    int i = 0;
+    for (; i + L::N <= n; i += L::N) lanes = L::add(lanes, L::load(x + i));
+    float sum = sum_of<L>(lanes);
+    for (; i < n; ++i) sum += x[i];
+    return sum;
 }
 
 // Rows to which a head gives more than the least probability: for each head that is a number of
@@ -101,41 +112,51 @@ void choose(
     std::sort(w.rows.begin(), w.rows.end());
 }
 
+// Rows that are left, one of a few where they are many, by groups
+void find_weighed(const edgekv_recalled & a, workspace & w) {
+    const int step = std::max(1, a.n / WEIGHED);
+    const auto each = [&](auto && f) {
+        for (int r = 0; r < a.n; r += step)
+            if (!w.wanted[r] && !is_resident(a, r)) f(r);
+    };
+    w.end.assign(a.n_groups + 1, 0);
+    each([&](int r) { ++w.end[a.label[r] + 1]; });
+    for (int g = 0; g < a.n_groups; ++g) w.end[g + 1] += w.end[g];
+    w.weighed.resize(w.end[a.n_groups]);
+    each([&](int r) { w.weighed[w.end[a.label[r]]++] = r; });
+    w.end.pop_back();
+}
+
 // The rows that a group stands for weigh as much as their powers do on average, not as the power of
 // their mean: log(mean(exp)) - mean of their logits, by what the index says of some of them
 void weigh(const edgekv_recalled & a, int n_query, workspace & w) {
     using L = best_lanes;
     w.differ.assign((size_t) n_query * a.n_groups, 0.0f);
     if (a.n_groups == 0 || a.softcap) return;
-    w.weighed.clear();
-    w.n_weighed.assign(a.n_groups, 0);
-    for (int r = 0, step = std::max(1, a.n / WEIGHED); r < a.n; r += step)
-        if (!w.wanted[r] && !is_resident(a, r)) {
-            w.weighed.push_back(r);
-            ++w.n_weighed[a.label[r]];
-        }
+    find_weighed(a, w);
+    if (w.weighed.empty()) return;
     const size_t n = w.weighed.size(), n_padded = w.wanted.size();
-    w.powers.assign(n + L::N, 0.0f);
+    w.some.resize(n);
     w.weights.resize(n + L::N);
     for (int h = 0; h < n_query; ++h) {
         const uint16_t * steps = w.steps.data() + h * n_padded;
+        const float by = w.best[2 * h];
+        for (size_t i = 0; i < n; ++i) w.some[i] = steps[w.weighed[i]];
         uint16_t most = 0;
-        for (int r : w.weighed) most = std::max(most, steps[r]);
-        for (size_t i = 0; i < n; ++i)
-            w.powers[i] = w.best[2 * h] * (float) (steps[w.weighed[i]] - most);
+        for (uint16_t x : w.some) most = std::max(most, x);
+        for (size_t i = 0; i < n; ++i) w.weights[i] = by * (float) (w.some[i] - most);
+        std::fill(w.weights.begin() + n, w.weights.end(), 0.0f);
         for (size_t i = 0; i < n; i += L::N)
-            L::store(&w.weights[i], exp2<L>(L::load(&w.powers[i])));
-        float sums[2 * EDGEKV_GROUPS] = {}; // of weights, of powers
-        for (size_t i = 0; i < n; ++i) {
-            float * sum = sums + 2 * a.label[w.weighed[i]];
-            sum[0] += w.weights[i];
-            sum[1] += w.powers[i];
-        }
-        for (int g = 0; g < a.n_groups; ++g) {
-            const float *sum = sums + 2 * g, each = 1.0f / (float) std::max(w.n_weighed[g], 1);
-            if (sum[0] > 0) // or they are nothing beside other groups
-                w.differ[(size_t) h * a.n_groups + g] =
-                    (log2f(sum[0] * each) - sum[1] * each) / LOG2E;
+            L::store(&w.weights[i], exp2<L>(L::load(&w.weights[i])));
+        for (int g = 0, begin = 0; g < a.n_groups; begin = w.end[g++]) {
+            const int n_rows = w.end[g] - begin;
+            const float weight = sum_of_some(&w.weights[begin], n_rows);
+            if (weight <= 0) continue;      // none, or they are nothing beside other groups
+            int32_t power = -n_rows * most; // in steps
+            for (int i = begin; i < w.end[g]; ++i) power += w.some[i];
+            const float each = 1.0f / (float) n_rows;
+            w.differ[(size_t) h * a.n_groups + g] =
+                (log2f(weight * each) - by * (float) power * each) / LOG2E;
         }
     }
 }
@@ -162,7 +183,9 @@ void load(const edgekv_recalled & a, bool keys, size_t first, int n, workspace &
 
 int edgekv_cpu_recall(
     const edgekv_recalled * recalled, const float * q, int64_t stride, int n_query, float * out) {
-    static thread_local workspace w;
+    static thread_local std::unique_ptr<workspace> own; // a pointer is read once, a place asked for
+    if (!own) own = std::make_unique<workspace>();      // at each use
+    workspace & w = *own;
     const auto & a = *recalled;
     const int dp = 2 + a.d_v;
     w.rows.clear();

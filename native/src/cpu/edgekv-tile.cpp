@@ -153,7 +153,7 @@ static void to_f32(enum ggml_type type, const char * x, int64_t n, float * y) {
 
 void edgekv_cpu_rows_to_f32(
     enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out) {
-    if (nb == ggml_row_size(type, d)) { // rows without a gap: one call
+    if (n == 1 || nb == ggml_row_size(type, d)) { // rows without a gap: one call
         to_f32(type, base + r0 * nb, (int64_t) n * d, out);
         return;
     }
