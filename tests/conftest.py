@@ -33,7 +33,8 @@ if importlib.util.find_spec("edgekv_lab") is None:
 # Builds find what the installed libraries left there.
 if ccache := shutil.which("ccache"):
     place = subprocess.run([ccache, "--get-config", "cache_dir"], stdout=subprocess.PIPE, text=True)
-    os.environ.setdefault("CCACHE_DIR", place.stdout.strip())
+    if there := place.stdout.strip():
+        os.environ.setdefault("CCACHE_DIR", there)
 # What commands remember and measure of the tests' models is forgotten with the tests.
 _own = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = f"{_own.name}/data"
