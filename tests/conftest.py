@@ -31,10 +31,10 @@ if importlib.util.find_spec("edgekv_lab") is None:
     others = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     os.environ["PYTHONPATH"] = os.pathsep.join([*others, str(lib.ROOT / "lab")])
 # Builds find what the installed libraries left there.
-if ccache := shutil.which("ccache"):
+if "CCACHE_DIR" not in os.environ and (ccache := shutil.which("ccache")):
     place = subprocess.run([ccache, "--get-config", "cache_dir"], stdout=subprocess.PIPE, text=True)
     if there := place.stdout.strip():
-        os.environ.setdefault("CCACHE_DIR", there)
+        os.environ["CCACHE_DIR"] = there
 # What commands remember and measure of the tests' models is forgotten with the tests.
 _own = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = f"{_own.name}/data"
